@@ -1,0 +1,1 @@
+"""Builders: sequential decision processes that build a plan."""

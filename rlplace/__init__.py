@@ -1,0 +1,47 @@
+"""rlplace: learned placement and sharding of PyTorch models over device graphs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlplace.api import capture, estimate, library, place, run, uniform_plan
+    from rlplace.cluster.types import Cluster
+    from rlplace.graph.types import OpGraph
+    from rlplace.plan.types import Instance, Plan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "rlplace.cluster.types",
+    "Instance": "rlplace.plan.types",
+    "OpGraph": "rlplace.graph.types",
+    "Plan": "rlplace.plan.types",
+    "capture": "rlplace.api",
+    "estimate": "rlplace.api",
+    "library": "rlplace.api",
+    "place": "rlplace.api",
+    "run": "rlplace.api",
+    "uniform_plan": "rlplace.api",
+}
+
+__all__ = [
+    "Cluster",
+    "Instance",
+    "OpGraph",
+    "Plan",
+    "capture",
+    "estimate",
+    "library",
+    "place",
+    "run",
+    "uniform_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `import rlplace` costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlplace' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""WHERE: devices, nodes and links."""

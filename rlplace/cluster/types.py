@@ -1,0 +1,178 @@
+"""WHERE: the device graph. Bandwidths are bytes/s, latencies seconds, memory bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """What devices of one kind can do; datasheet figures and a few constants of efficiency.
+
+    Args:
+        name: Name in the catalogue, as ``A100-80``.
+        memory: Bytes of device memory.
+        peak_flops: Dense matmul peak by dtype (``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8``);
+            a dtype that is missing is not supported.
+        bandwidth: Memory bandwidth, bytes/s.
+        launch_overhead: Seconds that one kernel costs however small it is.
+        max_efficiency: Share of the peak that a very large matmul reaches.
+        half_flops: FLOPs of the matmul that reaches half of `max_efficiency`.
+        memory_efficiency: Share of the bandwidth that memory-bound ops reach.
+        overlap: Share of a collective that can hide behind compute (0 where the same cores do
+            both, as on a CPU).
+        reserve: Bytes that the context and the allocator take away.
+    """
+
+    name: str
+    memory: int
+    peak_flops: dict[str, float]
+    bandwidth: float
+    launch_overhead: float = 5e-6
+    max_efficiency: float = 0.75
+    half_flops: float = 2e9
+    memory_efficiency: float = 0.8
+    overlap: float = 0.9
+    reserve: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection: `bandwidth` bytes/s in one direction, `latency` seconds a message."""
+
+    bandwidth: float
+    latency: float
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device.
+
+    Args:
+        index: Position in `Cluster.devices`, its global rank.
+        kind: Name of its kind.
+        node: Index of its node.
+        core: What executes it; devices with the same core take turns (CPU ranks that share a
+            core). None means a core of its own.
+    """
+
+    index: int
+    kind: str
+    node: int
+    core: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A host: `intra` joins its devices; `nic` is what the whole host has towards the others."""
+
+    index: int
+    intra: Link
+    nic: Link | None = None
+
+
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCurve:
+    """Measured cost of a collective among `ranks` ranks: ``latency + seconds_per_byte * bytes``.
+
+    `bytes` is the size of the whole tensor, as in `rlplace.graph.types.Collective`.
+    """
+
+    kind: CollectiveKind
+    ranks: int
+    latency: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The device graph.
+
+    Args:
+        devices: In the order of their global ranks.
+        nodes: Hosts, with the links inside and out.
+        kinds: The device kinds that occur.
+        overrides: Links of single pairs of devices (smaller index first).
+        curves: Measured collectives; where given for a kind, they replace the link model.
+        name: How the cluster was asked for.
+    """
+
+    devices: tuple[Device, ...]
+    nodes: tuple[Node, ...]
+    kinds: tuple[DeviceKind, ...]
+    overrides: tuple[tuple[int, int, Link], ...] = ()
+    curves: tuple[CollectiveCurve, ...] = ()
+    name: str = ""
+
+    @cached_property
+    def _kinds(self) -> dict[str, DeviceKind]:
+        return {kind.name: kind for kind in self.kinds}
+
+    @cached_property
+    def _overrides(self) -> dict[tuple[int, int], Link]:
+        return {(a, b): link for a, b, link in self.overrides}
+
+    def kind(self, device: int) -> DeviceKind:
+        """The kind of a device."""
+        return self._kinds[self.devices[device].kind]
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between two devices: an override, the node's own, or the slower NIC."""
+        if (override := self._overrides.get((min(a, b), max(a, b)))) is not None:
+            return override
+        node_a, node_b = (self.nodes[self.devices[device].node] for device in (a, b))
+        if node_a.index == node_b.index:
+            return node_a.intra
+        assert node_a.nic is not None
+        assert node_b.nic is not None
+        return min(node_a.nic, node_b.nic, key=lambda link: link.bandwidth)
+
+    @cached_property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """Devices of the same kind in nodes with the same links; nodes stay whole inside one."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for device in self.devices:
+            node = self.nodes[device.node]
+            found.setdefault((device.kind, node.intra, node.nic), []).append(device.index)
+        return tuple(tuple(members) for members in found.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything but the name."""
+        content = asdict(self) | {"name": ""}
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @staticmethod
+    def parse(text: str) -> Cluster:
+        """A cluster from its short form, as ``4x8xA100-80`` (see `rlplace.cluster.load`)."""
+        from rlplace.cluster.load import parse_cluster
+
+        return parse_cluster(text)
+
+    @staticmethod
+    def load(path: str | Path) -> Cluster:
+        """A cluster from a YAML file (see `rlplace.cluster.load`)."""
+        from rlplace.cluster.load import load_cluster
+
+        return load_cluster(path)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What `discover` found, with how long it took and what was said about the machine."""
+
+    cluster: Cluster
+    seconds: float
+    notes: tuple[str, ...] = field(default_factory=tuple)

@@ -1,0 +1,1 @@
+"""HOW LONG, HOW MUCH: cost models of groups, collectives and memory."""

@@ -1,0 +1,1 @@
+"""HAND OVER: one file for each trainer that a plan is exported to."""

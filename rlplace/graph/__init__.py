@@ -1,0 +1,1 @@
+"""WHAT is placed: capture a PyTorch module as an op graph of groups."""

@@ -1,0 +1,268 @@
+"""WHAT is placed: groups of ops, the tensors between them, and what each of them costs.
+
+Everything here is plain frozen data without torch: an `OpGraph` is read from a cache and planned
+with in milliseconds. Quantities are affine in the batch size (samples), so that every count is
+exact for any micro-batch. Floating-point tensors are counted in elements (the precision of the
+instance decides their bytes), all others (masks, indices) in bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A quantity that grows with the batch: ``base + per_sample * batch``."""
+
+    base: float = 0.0
+    per_sample: float = 0.0
+
+    def __call__(self, batch: float) -> float:
+        """The quantity for `batch` samples."""
+        return self.base + self.per_sample * batch
+
+    def __add__(self, other: Affine) -> Affine:
+        return Affine(self.base + other.base, self.per_sample + other.per_sample)
+
+    def __mul__(self, factor: float) -> Affine:
+        return Affine(self.base * factor, self.per_sample * factor)
+
+    @staticmethod
+    def through(batch_1: int, value_1: float, batch_2: int, value_2: float) -> Affine:
+        """The line through two measured points."""
+        slope = (value_2 - value_1) / (batch_2 - batch_1)
+        return Affine(value_1 - slope * batch_1, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every device of the axis holds the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Tensor dim `dim` is cut over the devices of the axis.
+
+    Args:
+        dim: The tensor dim, not negative.
+        blocks: The dim is `blocks` equal runs (a fused q, k, v projection has 3) and each run is
+            cut over the devices on its own; torch calls this a strided shard.
+    """
+
+    dim: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every device of the axis holds one summand of the tensor."""
+
+
+Placement = Replicate | Shard | Partial
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective on the tp axis that a layout brings with it, once a micro-batch.
+
+    Args:
+        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
+        phase: When it runs.
+        floats: Elements of the *whole* tensor (what a rank holds after an all-gather, or gives
+            to an all-reduce or reduce-scatter).
+    """
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    phase: Literal["forward", "backward"]
+    floats: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one micro-batch of a group costs on one device.
+
+    Args:
+        flops: Forward FLOPs of matmul-like ops (a multiply and an add are two).
+        backward_flops: The same of the backward pass, recompute not counted.
+        matmuls: Number of matmul-like ops of the forward pass; `flops / matmuls` is the size on
+            which the efficiency of a kernel depends.
+        kernels: Ops of the forward pass that launch something (views do not).
+        moved: Float elements that the forward ops read and write, one by one, without fusion.
+        backward_moved: The same of the backward pass.
+        score_floats: Elements of the attention score matrices: a math kernel writes, reads and
+            saves them, a flash kernel does not. Not contained in the other fields.
+        saved: Float elements kept for the backward pass (by autograd's own rules, each storage
+            once), the group's inputs included where it saves them.
+        saved_bytes: Bytes kept for the backward pass of all other dtypes.
+        transient: Float elements of the largest working set of one op.
+        params: Trainable parameter elements on this device.
+        frozen_params: Frozen parameter elements and buffers on this device.
+    """
+
+    flops: Affine = field(default_factory=Affine)
+    backward_flops: Affine = field(default_factory=Affine)
+    matmuls: int = 0
+    kernels: int = 0
+    moved: Affine = field(default_factory=Affine)
+    backward_moved: Affine = field(default_factory=Affine)
+    score_floats: Affine = field(default_factory=Affine)
+    saved: Affine = field(default_factory=Affine)
+    saved_bytes: Affine = field(default_factory=Affine)
+    transient: Affine = field(default_factory=Affine)
+    params: int = 0
+    frozen_params: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A way to shard a group over the tp axis; its inputs and outputs are `Replicate`.
+
+    Args:
+        name: ``replicate`` (every device does everything) or ``shard`` (found by propagation).
+        degree: Size of the tp axis.
+        work: What one device does.
+        collectives: What it sends, forward and backward.
+        params: Placement of each parameter, in the order of `Group.params`.
+    """
+
+    name: str
+    degree: int
+    work: Work
+    collectives: tuple[Collective, ...] = ()
+    params: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What all isomorphic groups have in common; analysed once, however often it repeats.
+
+    Args:
+        hash: Structure hash of ops, shapes, constants and inner edges.
+        work: One micro-batch on one device, unsharded.
+        layouts: Sharded layouts of the tp axis, at each legal degree (``replicate`` is legal at
+            every degree, has the work above, and is not listed).
+    """
+
+    hash: str
+    work: Work
+    layouts: tuple[Layout, ...] = ()
+
+    def layouts_at(self, degree: int) -> tuple[Layout, ...]:
+        """All layouts at a degree of the tp axis, ``replicate`` first."""
+        sharded = tuple(layout for layout in self.layouts if layout.degree == degree)
+        return (Layout("replicate", degree, self.work), *sharded)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The unit that is placed: a convex set of ops.
+
+    Args:
+        index: Position in `OpGraph.groups`, which is a topological order.
+        name: Name that a person recognises, from the module path (``layers.3.mlp``).
+        structure: Index into `OpGraph.structures`.
+        ops: Names of the nodes of the exported program, in order.
+        modules: Fully qualified names of the modules that the ops come from.
+        params: Fully qualified names of its parameters and buffers; a tied parameter is named in
+            every group that uses it.
+    """
+
+    index: int
+    name: str
+    structure: int
+    ops: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor that one group makes and another reads (one edge for each reader).
+
+    Args:
+        src: Index of the group that makes it.
+        dst: Index of the group that reads it; always larger than `src`.
+        tensor: Name of the node of the exported program that makes it.
+        floats: Elements, if it is a floating-point tensor.
+        other_bytes: Bytes, if it is not.
+    """
+
+    src: int
+    dst: int
+    tensor: str
+    floats: Affine = field(default_factory=Affine)
+    other_bytes: Affine = field(default_factory=Affine)
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """A captured model, cut into groups.
+
+    Args:
+        name: Name of the model.
+        groups: In topological order.
+        edges: Tensors between groups. Graph inputs (ids, labels) are not edges: every stage that
+            reads one gets it from its own data loader.
+        structures: Descriptions shared by isomorphic groups.
+        tokens_per_sample: Length of the sequence, 1 where a sample is one item.
+        tied: Parameter elements of each tied parameter: (name, elements).
+        source: How to build the model again: library name and arguments; empty for a user's own
+            module.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    edges: tuple[Edge, ...]
+    structures: tuple[Structure, ...]
+    tokens_per_sample: int = 1
+    tied: tuple[tuple[str, int], ...] = ()
+    source: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    def structure(self, group: int) -> Structure:
+        """The description of a group."""
+        return self.structures[self.groups[group].structure]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all that a plan depends on; equal for equal graphs on any machine."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def params(self) -> int:
+        """Trainable parameter elements of the model, each tied parameter counted once."""
+        total = sum(self.structure(group.index).work.params for group in self.groups)
+        uses = [name for group in self.groups for name in group.params]
+        return total - sum((uses.count(name) - 1) * size for name, size in self.tied)
+
+    def total(self, quantity: Literal["flops", "backward_flops", "moved"]) -> Affine:
+        """Sum of a quantity of `Work` over all groups."""
+        total = Affine()
+        for group in self.groups:
+            total = total + getattr(self.structure(group.index).work, quantity)
+        return total
+
+    @cached_property
+    def crossings(self) -> tuple[tuple[Affine, Affine], ...]:
+        """(float elements, other bytes) that cross the cut before each group, 0 to n inclusive.
+
+        A tensor that is read far downstream is relayed from stage to stage, so it counts once at
+        every cut between its maker and its last reader.
+        """
+        last: dict[tuple[int, str], Edge] = {}
+        for edge in self.edges:
+            key = (edge.src, edge.tensor)
+            if key not in last or edge.dst > last[key].dst:
+                last[key] = edge
+        floats = [Affine() for _ in range(len(self.groups) + 1)]
+        others = [Affine() for _ in range(len(self.groups) + 1)]
+        for edge in last.values():
+            for cut in range(edge.src + 1, edge.dst + 1):
+                floats[cut] = floats[cut] + edge.floats
+                others[cut] = others[cut] + edge.other_bytes
+        return tuple(zip(floats, others, strict=True))

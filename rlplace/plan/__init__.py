@@ -1,0 +1,1 @@
+"""THE QUESTION AND THE DECISION: instances, plans, their check, files and schedules."""

@@ -1,0 +1,249 @@
+"""THE QUESTION AND THE DECISION: what a planner is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rlplace.cluster.types import Cluster
+from rlplace.errors import InputError, nearest_names
+from rlplace.graph.types import OpGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes a trainable parameter, and the dtype of matmuls and activations.
+
+    Args:
+        weight: Bytes of a parameter element as it is used.
+        gradient: Bytes of a gradient element.
+        master: Bytes of the fp32 master copy, 0 where there is none.
+        state: Bytes of one optimizer moment.
+        activation: Bytes of an activation element.
+        compute: Key into `DeviceKind.peak_flops`.
+    """
+
+    weight: int
+    gradient: int
+    master: int
+    state: int
+    activation: int
+    compute: str
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision(4, 4, 0, 4, 4, "fp32"),
+    "bf16-mixed": Precision(2, 2, 4, 4, 2, "bf16"),
+    "fp16-mixed": Precision(2, 2, 4, 4, 2, "fp16"),
+    "bf16-mixed-fp32grad": Precision(2, 4, 4, 4, 2, "bf16"),
+    "bf16": Precision(2, 2, 0, 2, 2, "bf16"),
+    "fp8-mixed": Precision(2, 2, 4, 4, 2, "fp8"),
+}
+
+#: Optimizer name -> (moments kept, bytes of one moment or None for the precision's own).
+OPTIMIZERS: dict[str, tuple[int, int | None]] = {
+    "adamw": (2, None),
+    "adamw-8bit": (2, 1),
+    "sgd": (0, None),
+    "sgd-momentum": (1, None),
+}
+
+ATTENTION_KERNELS = ("flash", "math")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What a planner is asked.
+
+    Args:
+        graph: The model.
+        cluster: The devices.
+        global_batch: Samples of one optimizer step.
+        precision: A name of `PRECISIONS`.
+        optimizer: A name of `OPTIMIZERS`.
+        attention: ``flash`` or ``math``: whether score matrices are kept in memory.
+        memory_margin: Share of the device memory that is kept free.
+        zero_levels: ZeRO levels that a planner may choose.
+        recompute_modes: Recompute modes that a planner may choose.
+
+    Raises:
+        InputError: On an unknown name or a value out of range.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    global_batch: int
+    precision: str = "bf16-mixed"
+    optimizer: str = "adamw"
+    attention: str = "flash"
+    memory_margin: float = 0.08
+    zero_levels: tuple[int, ...] = (0, 1, 2, 3)
+    recompute_modes: tuple[str, ...] = ("none", "full")
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise InputError("global_batch", self.global_batch, "must be at least 1", 1)
+        known: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+            ("precision", self.precision, tuple(PRECISIONS)),
+            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("attention", self.attention, ATTENTION_KERNELS),
+        )
+        for name, value, legal in known:
+            if value not in legal:
+                rule = f"must be one of {', '.join(legal)}"
+                raise InputError(name, value, rule, nearest_names(value, legal))
+        if not 0.0 <= self.memory_margin < 1.0:
+            raise InputError("memory_margin", self.memory_margin, "must be in [0, 1)", 0.08)
+        for kind in self.cluster.kinds:
+            if self.bytes.compute not in kind.peak_flops:
+                rule = f"{kind.name} has no {self.bytes.compute}"
+                possible = [n for n, p in PRECISIONS.items() if p.compute in kind.peak_flops]
+                raise InputError("precision", self.precision, rule, ", ".join(possible))
+
+    @property
+    def bytes(self) -> Precision:
+        """The byte sizes of the instance's precision."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of optimizer state a trainable parameter, master copy included."""
+        moments, size = OPTIMIZERS[self.optimizer]
+        return moments * (self.bytes.state if size is None else size) + self.bytes.master
+
+    def memory_limit(self, device: int) -> float:
+        """Bytes that a plan may use on a device."""
+        return self.cluster.kind(device).memory * (1.0 - self.memory_margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The devices of one stage along its axes, row-major in the order of the fields.
+
+    Args:
+        devices: Global ranks; their number is the product of the degrees.
+        dp_replicate: Replicas that each hold all states.
+        dp_shard: Devices over which ZeRO shards states.
+        cp: Context parallel degree.
+        tp: Tensor parallel degree; neighbours in `devices`.
+    """
+
+    devices: tuple[int, ...]
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Replicas that see different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    def tp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Devices of each tp group."""
+        starts = range(0, len(self.devices), self.tp)
+        return tuple(self.devices[start : start + self.tp] for start in starts)
+
+    def dp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Devices of each dp group: same coordinate on every other axis."""
+        inner = self.cp * self.tp
+        return tuple(self.devices[offset::inner] for offset in range(inner))
+
+
+Recompute = Literal["none", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChoice:
+    """How one group runs on the mesh of its stage.
+
+    Args:
+        layout: Name of a `Layout` of its structure at the mesh's tp degree.
+        zero: ZeRO level 0-3 over dp_shard (0 = DDP; 1, 2 = FSDP2 `reshard_after_forward=False`;
+            3 = `True`).
+        recompute: ``none`` keeps what autograd saves; ``full`` keeps the inputs of the group and
+            runs its forward again.
+    """
+
+    layout: str = "replicate"
+    zero: int = 0
+    recompute: Recompute = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Groups `start` to `stop` (exclusive) on one mesh, with one choice for each group."""
+
+    start: int
+    stop: int
+    mesh: Mesh
+    choices: tuple[GroupChoice, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run needs. Stages are in pipeline order; stage i feeds stage i + 1.
+
+    Args:
+        stages: Contiguous, together all groups of the graph.
+        micro_batches: Number of micro-batches of a step; each has `global_batch / micro_batches`
+            samples, cut evenly over the dp replicas of each stage.
+        global_batch: Samples of a step.
+        schedule: ``gpipe`` or ``1f1b``.
+        graph: Fingerprint of the graph it was made for.
+        cluster: Fingerprint of the cluster it was made for.
+        precision, optimizer, attention: As in the instance.
+        graph_name: Name of the graph, for people.
+        source: How the library builds the model again (`OpGraph.source`).
+    """
+
+    stages: tuple[Stage, ...]
+    micro_batches: int
+    global_batch: int
+    schedule: str = "1f1b"
+    graph: str = ""
+    cluster: str = ""
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    attention: str = "flash"
+    graph_name: str = ""
+    source: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Global ranks that take part, sorted."""
+        return tuple(sorted({d for stage in self.stages for d in stage.mesh.devices}))
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch, over all replicas."""
+        return self.global_batch // self.micro_batches
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON (see `rlplace.plan.files`)."""
+        from rlplace.plan.files import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan from JSON (see `rlplace.plan.files`)."""
+        from rlplace.plan.files import load_plan
+
+        return load_plan(path)
+
+
+ActionKind = Literal["F", "B"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One step of a schedule, written ``0F0``: stage, kind (forward, backward), micro-batch."""
+
+    stage: int
+    kind: ActionKind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"

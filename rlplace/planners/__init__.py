@@ -1,0 +1,1 @@
+"""Decisions without learning: rules, grids, dynamic programs, local search."""

@@ -1,0 +1,1 @@
+"""LOOK: tables, timeline pictures and traces."""

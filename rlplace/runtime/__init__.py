@@ -1,0 +1,1 @@
+"""DOES IT: runs a plan on torch.distributed and measures it."""

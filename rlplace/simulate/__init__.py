@@ -1,0 +1,1 @@
+"""WHEN: event simulation of a plan, its estimate, and a proved bound."""

@@ -32,7 +32,7 @@ class Program:
         trainable: Fully qualified names of the parameters that require a gradient.
         inputs: Placeholders of the user's tensors, in the order of the flattened call.
         prologue: Nodes that depend on user inputs, buffers and constants only (masks, positions,
-            shapes). They are cheap, so each piece that reads one computes it again.
+            shapes). They are cheap, so each stage computes those that it reads again.
         outputs: Nodes that the program returns; the first one is the loss where it is a scalar.
         unflatten: Turns (args, kwargs) of a call into tensors in the order of `inputs`.
     """
@@ -126,21 +126,21 @@ def extract(
     writes: Sequence[str] | None = None,
     device: str = "meta",
 ) -> Piece:
-    """The piece made of the named nodes and of the prologue that they need.
+    """The piece made of the named nodes.
 
     Args:
         program: The exported program.
-        names: Nodes of `Program.body`.
+        names: Nodes of `Program.nodes`. What they need of the prologue is among `Piece.reads`; the
+            prologue itself is a piece too: ``extract(program, prologue_of(program, reads))``.
         writes: Nodes to return; by default those that nodes outside of the set (or the program's
             caller) read.
         device: Where the piece will run: tensors that it makes itself (positions, masks) are made
             there, for the export has the meta device burnt in.
     """
-    own = set(names)
-    nodes = [node for node in program.nodes if node.name in _closure(program, own)]
-    inside = {node.name for node in nodes}
+    inside = set(names)
+    nodes = [node for node in program.nodes if node.name in inside]
     if writes is None:
-        writes = tuple(node.name for node in nodes if node.name in own and _leaves(node, own))
+        writes = tuple(node.name for node in nodes if _leaves(node, inside))
     outer = _outer_inputs(nodes, inside)
     states = tuple((name, program.states[name]) for name in outer if name in program.states)
     inputs = tuple(name for name in outer if name in program.inputs)
@@ -158,6 +158,16 @@ def extract(
     graph.output(tuple(copies[by_name[name]] for name in writes))
     piece = fx.GraphModule(torch.nn.Module(), graph)
     return Piece(piece, states, inputs, reads, tuple(writes))
+
+
+def prologue_of(program: Program, names: Iterable[str]) -> tuple[str, ...]:
+    """The prologue nodes among `names` and all that they depend on, in order."""
+    needed = program.prologue & set(names)
+    for node in reversed(program.nodes):
+        if node.name in needed:
+            sources = {source.name for source in node.all_input_nodes}
+            needed |= sources & program.prologue
+    return tuple(node.name for node in program.nodes if node.name in needed)
 
 
 def _move(node: fx.Node, device: torch.device) -> None:
@@ -233,15 +243,6 @@ def _has_effect(node: fx.Node) -> bool:
 
 def _does_something(node: fx.Node) -> bool:
     return node.op == "call_function" and "_assert" not in getattr(node.target, "__name__", "")
-
-
-def _closure(program: Program, own: set[str]) -> set[str]:
-    """The nodes themselves and the prologue that they need."""
-    needed = set(own)
-    for node in reversed(program.nodes):
-        if node.name in needed:
-            needed.update(s.name for s in node.all_input_nodes if s.name in program.prologue)
-    return needed
 
 
 def _outer_inputs(nodes: Sequence[fx.Node], inside: set[str]) -> list[str]:

@@ -1,0 +1,57 @@
+# Every target sets up what it needs: .venv, from pyproject.toml and constraints.txt.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+LOGS := out/test
+
+# One thread a process: the tests start processes of their own, and time them.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint type unit test-dist wheel bench nightly clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[models,dev]'
+	$(BIN)/python -m pip check
+	touch $@
+
+demo: $(READY) ## Discover this machine, plan a model with the shipped policy, run and measure it
+	$(BIN)/python -m rlplace.demo
+
+test: lint type unit test-dist wheel ## All that CI runs
+
+lint: $(READY) ## Style, format and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: $(READY) ## mypy --strict
+	$(BIN)/mypy rlplace tests
+
+unit: $(READY) ## Tests of one process, one worker a core
+	mkdir -p $(LOGS)
+	$(BIN)/pytest -n auto -m "not dist" 2>&1 | tee $(LOGS)/unit.log
+
+test-dist: $(READY) ## Tests that start gloo ranks, one after the other: they need the cores
+	mkdir -p $(LOGS)
+	$(BIN)/pytest -m dist 2>&1 | tee $(LOGS)/test-dist.log
+
+wheel: $(READY) ## Build sdist and wheel, and use the wheel in an empty environment
+	.ci/check-wheel
+
+bench: $(READY) ## The scripts that the figures in README and docs come from
+	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+nightly: test bench ## Tests, then the long benchmarks
+
+clean: ## Remove what the other targets made, .venv excepted
+	rm -rf build dist out *.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .hypothesis .import_linter_cache
+	find rlplace envs policies tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

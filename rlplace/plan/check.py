@@ -1,0 +1,156 @@
+"""Is a plan legal for an instance, and if not, which field breaks which rule.
+
+Legality is about meaning (every group placed once, degrees that divide); whether a legal plan
+fits in memory is for the estimate to say.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from rlplace.errors import InputError
+from rlplace.plan.schedules import schedule
+from rlplace.plan.types import Instance, Mesh, Plan, Stage
+
+
+def check(instance: Instance, plan: Plan) -> None:
+    """Check that a plan means something for an instance.
+
+    Raises:
+        InputError: With the field, the value, the rule and the nearest legal value.
+    """
+    check_fingerprints(instance, plan)
+    schedule(plan.schedule)
+    _check_batch(instance, plan)
+    _check_cover(instance, plan)
+    for index, stage in enumerate(plan.stages):
+        _check_mesh(instance, index, stage.mesh)
+        _check_samples(plan, index, stage.mesh)
+        _check_choices(instance, index, stage)
+    _check_overlap(plan)
+
+
+def check_fingerprints(instance: Instance, plan: Plan) -> None:
+    """Refuse a plan that was made for another graph or cluster.
+
+    Raises:
+        InputError: If a fingerprint differs.
+    """
+    for field, value, wanted in (
+        ("graph", plan.graph, instance.graph.fingerprint),
+        ("cluster", plan.cluster, instance.cluster.fingerprint),
+    ):
+        if value != wanted:
+            rule = f"the plan was made for another {field}; plan again for this one"
+            raise InputError(f"plan.{field}", value, rule, wanted)
+
+
+def legal_micro_batches(global_batch: int, dp: int) -> tuple[int, ...]:
+    """Micro-batch counts that cut a global batch into equal whole samples for `dp` replicas."""
+    if global_batch % dp:
+        return ()
+    share = global_batch // dp
+    return tuple(count for count in range(1, share + 1) if share % count == 0)
+
+
+def nearest(value: int, legal: tuple[int, ...]) -> int | None:
+    """The legal value closest to `value`, the smaller one of two."""
+    return min(legal, key=lambda other: (abs(other - value), other), default=None)
+
+
+def _check_batch(instance: Instance, plan: Plan) -> None:
+    if plan.global_batch != instance.global_batch:
+        rule = "the plan was made for another global batch; plan again for this one"
+        raise InputError("plan.global_batch", plan.global_batch, rule, instance.global_batch)
+    legal = legal_micro_batches(plan.global_batch, 1)
+    if plan.micro_batches not in legal:
+        rule = f"must divide the global batch of {plan.global_batch}"
+        near = nearest(plan.micro_batches, legal)
+        raise InputError("plan.micro_batches", plan.micro_batches, rule, near)
+
+
+def _check_cover(instance: Instance, plan: Plan) -> None:
+    count = len(instance.graph.groups)
+    if not plan.stages:
+        raise InputError("plan.stages", (), f"must cover all {count} groups", f"[0, {count})")
+    for index, stage in enumerate(plan.stages):
+        if stage.start >= stage.stop:
+            rule = "a stage has at least one group"
+            raise InputError(f"plan.stages[{index}]", (stage.start, stage.stop), rule)
+    bounds = [0, *(stage.stop for stage in plan.stages)]
+    for index, stage in enumerate(plan.stages):
+        if stage.start != bounds[index]:
+            rule = "stages are contiguous: each group is placed exactly once"
+            raise InputError(f"plan.stages[{index}].start", stage.start, rule, bounds[index])
+    if bounds[-1] != count:
+        last = len(plan.stages) - 1
+        raise InputError(
+            f"plan.stages[{last}].stop", bounds[-1], f"the graph has {count} groups", count
+        )
+
+
+def _check_mesh(instance: Instance, index: int, mesh: Mesh) -> None:
+    field = f"plan.stages[{index}].mesh"
+    degrees = (mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp)
+    product = mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp
+    if min(degrees) < 1 or product != len(mesh.devices):
+        rule = f"the product of the degrees {degrees} is the number of devices"
+        raise InputError(field, len(mesh.devices), rule, product)
+    if len(set(mesh.devices)) != len(mesh.devices):
+        raise InputError(f"{field}.devices", mesh.devices, "a device occurs once")
+    size = len(instance.cluster.devices)
+    for device in mesh.devices:
+        if not 0 <= device < size:
+            rule = f"the cluster has devices 0 to {size - 1}"
+            raise InputError(f"{field}.devices", device, rule, min(max(device, 0), size - 1))
+    if mesh.cp != 1:
+        raise InputError(f"{field}.cp", mesh.cp, "context parallel is not supported yet", 1)
+    for group in mesh.tp_groups() if mesh.tp > 1 else ():
+        if len({instance.cluster.devices[device].kind for device in group}) > 1:
+            raise InputError(f"{field}.devices", group, "a tp group has devices of one kind")
+
+
+def _check_samples(plan: Plan, index: int, mesh: Mesh) -> None:
+    if plan.micro_batch % mesh.dp:
+        legal = legal_micro_batches(plan.global_batch, mesh.dp)
+        rule = (
+            f"stage {index} has {mesh.dp} replicas, which must divide the micro-batch of "
+            f"{plan.micro_batch} samples"
+        )
+        near = nearest(plan.micro_batches, legal)
+        raise InputError("plan.micro_batches", plan.micro_batches, rule, near)
+
+
+def _check_choices(instance: Instance, index: int, stage: Stage) -> None:
+    field = f"plan.stages[{index}].choices"
+    if len(stage.choices) != stage.stop - stage.start:
+        rule = "one choice for each group of the stage"
+        raise InputError(field, len(stage.choices), rule, stage.stop - stage.start)
+    for group, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):
+        name = instance.graph.groups[group].name
+        layouts = instance.graph.structure(group).layouts_at(stage.mesh.tp)
+        legal = tuple(layout.name for layout in layouts)
+        if choice.layout not in legal:
+            rule = f"{name} has the layouts {', '.join(legal)} at tp={stage.mesh.tp}"
+            raise InputError(f"{field}[{group - stage.start}].layout", choice.layout, rule)
+        if choice.zero not in (0, 1, 2, 3):
+            rule = "a ZeRO level is 0, 1, 2 or 3"
+            near = nearest(choice.zero, (0, 1, 2, 3))
+            raise InputError(f"{field}[{group - stage.start}].zero", choice.zero, rule, near)
+        if choice.recompute not in ("none", "full"):
+            rule = "recompute is none or full"
+            raise InputError(f"{field}[{group - stage.start}].recompute", choice.recompute, rule)
+
+
+def _check_overlap(plan: Plan) -> None:
+    meshes = list(dict.fromkeys(stage.mesh for stage in plan.stages))
+    for index, mesh in enumerate(meshes):
+        for other in meshes[:index]:
+            shared = set(mesh.devices) & set(other.devices)
+            if shared:
+                rule = "two stages are on the same mesh or on disjoint ones"
+                raise InputError("plan.stages.mesh.devices", sorted(shared), rule)
+    for before, after in pairwise(plan.stages):
+        if before.mesh == after.mesh:
+            rule = "neighbouring stages on one mesh are one stage"
+            raise InputError("plan.stages", (before.stop, after.start), rule)

@@ -1,0 +1,66 @@
+"""Plans as JSON files, with a format version and the fingerprints of graph and cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlplace.errors import InputError
+from rlplace.plan.types import Plan
+
+FORMAT = 1
+_ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
+
+
+def dump_plan(plan: Plan) -> dict[str, Any]:
+    """A plan as plain JSON data."""
+    return {"format": FORMAT, "plan": _ADAPTER.dump_python(plan, mode="json")}
+
+
+def parse_plan(data: Any, where: str = "plan") -> Plan:
+    """A plan from plain JSON data.
+
+    Raises:
+        InputError: If the format is unknown or a field is missing or of the wrong type.
+    """
+    if not isinstance(data, dict) or "format" not in data:
+        raise InputError(where, type(data).__name__, "is not a plan file: it has no 'format'")
+    if data["format"] != FORMAT:
+        rule = f"this version of rlplace reads format {FORMAT}"
+        raise InputError(f"{where}: format", data["format"], rule, FORMAT)
+    try:
+        return _ADAPTER.validate_python(data.get("plan"), strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "plan"
+        raise InputError(f"{where}: {field}", first.get("input"), first["msg"]) from error
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan; an existing file is replaced in one step."""
+    target = Path(path)
+    scratch = target.with_name(target.name + ".part")
+    scratch.write_text(json.dumps(dump_plan(plan), indent=1) + "\n")
+    scratch.replace(target)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+        InputError: If there is no such file, or it is not a plan of a known format.
+    """
+    source = Path(path)
+    try:
+        text = source.read_text()
+    except OSError as error:
+        raise InputError("plan file", str(path), f"cannot be read ({error.strerror})") from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        rule = f"is not JSON (line {error.lineno}: {error.msg}); the file may be cut off"
+        raise InputError("plan file", str(path), rule) from error
+    return parse_plan(data, where=source.name)

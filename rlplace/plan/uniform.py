@@ -1,0 +1,171 @@
+"""Uniform plans: the same degrees everywhere, as Megatron-LM and FSDP users write them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlplace.errors import InputError
+from rlplace.plan.check import legal_micro_batches, nearest
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
+
+
+def uniform_plan(
+    instance: Instance,
+    *,
+    pp: int = 1,
+    tp: int = 1,
+    dp_replicate: int | None = None,
+    dp_shard: int = 1,
+    micro_batch: int | None = None,
+    micro_batches: int | None = None,
+    zero: int = 0,
+    recompute: Recompute = "none",
+    schedule: str = "1f1b",
+    cuts: tuple[int, ...] | None = None,
+    devices: tuple[int, ...] | None = None,
+) -> Plan:
+    """A plan from degrees.
+
+    Devices are taken in the order of their ranks: tp innermost, then dp, then pp outermost, as
+    Megatron-LM lays them out. Stages are balanced by FLOPs.
+
+    Args:
+        instance: The question.
+        pp: Pipeline stages.
+        tp: Tensor parallel degree; groups without a sharded layout stay replicated.
+        dp_replicate: Replicas that hold everything; by default what the devices leave.
+        dp_shard: Devices over which ZeRO shards; with `zero` above 0 and no `dp_shard` given, all
+            replicas.
+        micro_batch: Samples of a micro-batch on one replica (Megatron's meaning).
+        micro_batches: Number of micro-batches; one of the two is enough, the default is one
+            micro-batch a stage, or what divides.
+        zero: ZeRO level of every group.
+        recompute: Recompute mode of every group.
+        schedule: Name of the schedule.
+        cuts: First group of each stage but the first; by default balanced.
+        devices: Global ranks to use; by default all.
+
+    Raises:
+        InputError: If the degrees do not fit the devices, the groups or the batch.
+    """
+    ranks = devices or tuple(range(len(instance.cluster.devices)))
+    dp_replicate, dp_shard = _dp(len(ranks), pp, tp, dp_replicate, dp_shard, zero)
+    dp = dp_replicate * dp_shard
+    count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
+    bounds = (0, *(cuts or balanced_cuts(instance, pp)), len(instance.graph.groups))
+    size = tp * dp
+    stages = []
+    for index in range(pp):
+        members = ranks[index * size : (index + 1) * size]
+        mesh = Mesh(members, dp_replicate, dp_shard, 1, tp)
+        start, stop = bounds[index], bounds[index + 1]
+        choices = tuple(_choice(instance, g, tp, zero, recompute) for g in range(start, stop))
+        stages.append(Stage(start, stop, mesh, choices))
+    return make_plan(instance, tuple(stages), count, schedule)
+
+
+def make_plan(
+    instance: Instance, stages: tuple[Stage, ...], micro_batches: int, schedule: str = "1f1b"
+) -> Plan:
+    """A plan for an instance, with everything that the instance fixes filled in."""
+    return Plan(
+        stages=stages,
+        micro_batches=micro_batches,
+        global_batch=instance.global_batch,
+        schedule=schedule,
+        graph=instance.graph.fingerprint,
+        cluster=instance.cluster.fingerprint,
+        precision=instance.precision,
+        optimizer=instance.optimizer,
+        attention=instance.attention,
+        graph_name=instance.graph.name,
+        source=instance.graph.source,
+    )
+
+
+def balanced_cuts(instance: Instance, pp: int) -> tuple[int, ...]:
+    """First groups of stages 1 to pp - 1, so that the heaviest stage has the fewest FLOPs.
+
+    Exact, by bisection over the groups' prefix sums; a stage is never empty.
+
+    Raises:
+        InputError: If there are fewer groups than stages.
+    """
+    groups = len(instance.graph.groups)
+    if not 1 <= pp <= groups:
+        raise InputError("pp", pp, f"1 to {groups} stages: each has at least one group", groups)
+    works = [instance.graph.structure(index).work for index in range(groups)]
+    flops = np.array([work.flops(1) + work.backward_flops(1) + work.moved(1) for work in works])
+    prefix = np.concatenate([[0.0], np.cumsum(flops)])
+    best: tuple[int, ...] = tuple(range(1, pp))
+    low, high = float(flops.max(initial=0.0)), float(prefix[-1])
+    for _ in range(60):
+        middle = (low + high) / 2
+        cuts = _cuts_below(prefix, pp, middle)
+        if cuts is None:
+            low = middle
+        else:
+            best, high = cuts, middle
+    return best
+
+
+def _cuts_below(prefix: np.ndarray, pp: int, limit: float) -> tuple[int, ...] | None:
+    """Greedy cuts with no stage above `limit`, or None."""
+    groups, start, cuts = len(prefix) - 1, 0, []
+    for stage in range(pp):
+        stop = int(np.searchsorted(prefix, prefix[start] + limit * (1 + 1e-12), side="right")) - 1
+        stop = min(stop, groups - (pp - 1 - stage))
+        if stop <= start:
+            return None
+        cuts.append(stop)
+        start = stop
+    return tuple(cuts[:-1]) if start == groups else None
+
+
+def _choice(
+    instance: Instance, group: int, tp: int, zero: int, recompute: Recompute
+) -> GroupChoice:
+    return GroupChoice(instance.graph.structure(group).layouts_at(tp)[-1].name, zero, recompute)
+
+
+def _dp(
+    devices: int, pp: int, tp: int, dp_replicate: int | None, dp_shard: int, zero: int
+) -> tuple[int, int]:
+    for field, value in (("pp", pp), ("tp", tp), ("dp_shard", dp_shard)):
+        if value < 1:
+            raise InputError(field, value, "a degree is at least 1", 1)
+    if dp_replicate is None:
+        if devices % (pp * tp * dp_shard):
+            rule = f"pp * tp * dp_shard must divide the {devices} devices"
+            raise InputError("pp, tp, dp_shard", (pp, tp, dp_shard), rule)
+        dp_replicate = devices // (pp * tp * dp_shard)
+        if zero and dp_shard == 1:
+            dp_replicate, dp_shard = 1, dp_replicate
+    if pp * tp * dp_replicate * dp_shard > devices:
+        need = pp * tp * dp_replicate * dp_shard
+        raise InputError("pp, tp, dp", need, f"more devices than the {devices} there are", devices)
+    return dp_replicate, dp_shard
+
+
+def _micro_batches(
+    global_batch: int, dp: int, pp: int, micro_batch: int | None, micro_batches: int | None
+) -> int:
+    legal = legal_micro_batches(global_batch, dp)
+    if not legal:
+        divisors = tuple(d for d in range(1, global_batch + 1) if global_batch % d == 0)
+        rule = f"the {dp} replicas must divide the global batch of {global_batch}"
+        raise InputError("dp_replicate * dp_shard", dp, rule, nearest(dp, divisors))
+    if micro_batch is not None:
+        if micro_batch < 1 or (global_batch // dp) % micro_batch:
+            sizes = tuple(global_batch // dp // count for count in legal)
+            rule = f"must divide the {global_batch // dp} samples of a replica"
+            raise InputError("micro_batch", micro_batch, rule, nearest(micro_batch, sizes))
+        return global_batch // dp // micro_batch
+    if micro_batches is None:
+        wanted = nearest(4 * pp if pp > 1 else 1, legal)
+        assert wanted is not None
+        return wanted
+    if micro_batches not in legal:
+        rule = f"must divide the {global_batch // dp} samples of a replica"
+        raise InputError("micro_batches", micro_batches, rule, nearest(micro_batches, legal))
+    return micro_batches

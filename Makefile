@@ -18,7 +18,7 @@ help: ## Show the targets
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[models,dev]'
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[models,dev]'
 	$(BIN)/python -m pip check
 	touch $@
 

@@ -16,6 +16,7 @@ matmuls typically hold under the card's power limit, and `half_flops` the work o
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlplace.cluster.types import DeviceKind, Link
@@ -239,7 +240,8 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     """
     canonical = _CANONICAL.get(name.lower())
     if canonical is None:
-        nearest = nearest_names(name, DEVICE_KINDS) or ", ".join(DEVICE_KINDS)
+        longer = [known for known in DEVICE_KINDS if known.lower().startswith(name.lower())]
+        nearest = ", ".join(longer) or nearest_names(name, DEVICE_KINDS) or ", ".join(DEVICE_KINDS)
         raise InputError("kind", name, "is not a device kind of the catalogue", nearest)
     return ENTRIES[canonical]
 
@@ -289,6 +291,17 @@ def node_link(name: str, kind: str) -> Link:
         raise InputError("link", name, rule, "pcie, or a pairwise override in a cluster file")
     bandwidth = entry.nvlink / 2 if family == "nvlink" else PCIE[entry.pcie]
     return Link(bandwidth, LINK_KINDS[family].latency, family)
+
+
+def named_link(name: str, kinds: Iterable[str]) -> Link:
+    """The link that a name means for a host with devices of these kinds (the slowest of them).
+
+    Raises:
+        InputError: If there is no such link, or a kind does not have it.
+    """
+    if link_place(name) == "nic":
+        return network_link(name)
+    return min((node_link(name, kind) for kind in kinds), key=lambda link: link.bandwidth)
 
 
 def default_links(kind: str) -> tuple[Link, Link]:

@@ -1,0 +1,232 @@
+"""The analytic cost model: roofline compute, α-β collectives, ZeRO and recompute.
+
+Compute of a group is matmul FLOPs over the peak times an efficiency that grows with the size of a
+kernel, plus bytes of all ops over the memory bandwidth (no fusion), plus launches. A mesh runs at
+its slowest device kind. Devices that share a core take turns, so a mesh with two ranks on a core
+takes twice as long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rlplace.cluster.types import Cluster, DeviceKind
+from rlplace.cost import memory
+from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
+from rlplace.cost.types import GroupCost
+from rlplace.graph.types import Layout, Structure, Work
+from rlplace.plan.types import GroupChoice, Instance, Mesh
+
+#: Passes over the score matrix that a math attention kernel makes forward (write, read, write the
+#: softmax, read it) and backward (the same twice).
+_SCORE_PASSES = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshView:
+    """What the cost of a group depends on; equal for meshes that cost the same.
+
+    Args:
+        kinds: Distinct device kinds.
+        turns: Largest number of devices that share one core.
+        axes: Degrees (dp_replicate, dp_shard, tp).
+        tp: The tp groups' links.
+        shard: The dp_shard groups' links.
+        replicate: The dp_replicate groups' links.
+        dp: The links of all replicas together.
+    """
+
+    kinds: tuple[str, ...]
+    turns: int
+    axes: tuple[int, int, int]
+    tp: Ring
+    shard: Ring
+    replicate: Ring
+    dp: Ring
+
+
+def view(cluster: Cluster, mesh: Mesh) -> MeshView:
+    """The view of a mesh; the first group of each axis stands for all of them."""
+    kinds = tuple(sorted({cluster.devices[device].kind for device in mesh.devices}))
+    cores = Counter(cluster.devices[device].core for device in mesh.devices)
+    cores.pop(None, None)
+    inner = mesh.cp * mesh.tp
+    block = mesh.dp_shard * inner
+    groups = (
+        mesh.devices[: mesh.tp],
+        mesh.devices[0:block:inner],
+        mesh.devices[0::block],
+        mesh.devices[0::inner],
+    )
+    tp, shard, replicate, dp = (ring(cluster, group, mesh.devices) for group in groups)
+    axes = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
+    return MeshView(kinds, max(cores.values(), default=1), axes, tp, shard, replicate, dp)
+
+
+@dataclass
+class AnalyticCost:
+    """`CostModel` by formula. Pure; caches by what a cost depends on."""
+
+    _views: dict[tuple[str, Mesh], MeshView] = field(default_factory=dict)
+    _groups: dict[tuple[object, ...], GroupCost] = field(default_factory=dict)
+    _transfers: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def view(self, cluster: Cluster, mesh: Mesh) -> MeshView:
+        """`view`, cached."""
+        key = (cluster.fingerprint, mesh)
+        if key not in self._views:
+            self._views[key] = view(cluster, mesh)
+        return self._views[key]
+
+    def group(
+        self,
+        instance: Instance,
+        structure: Structure,
+        choice: GroupChoice,
+        mesh: Mesh,
+        samples: float,
+        boundary: float,
+    ) -> GroupCost:
+        """See `rlplace.cost.types.CostModel.group`."""
+        looks = self.view(instance.cluster, mesh)
+        settings = (instance.precision, instance.optimizer, instance.attention)
+        key = (structure.hash, choice, looks, samples, boundary, settings, id(structure))
+        if key not in self._groups:
+            self._groups[key] = _group(instance, structure, choice, mesh, looks, samples, boundary)
+        return self._groups[key]
+
+    def transfer(
+        self, instance: Instance, source: Mesh, target: Mesh, floats: float, other: float
+    ) -> float:
+        """See `rlplace.cost.types.CostModel.transfer`; each tp rank gets a copy of its own."""
+        size = floats * instance.bytes.activation + other
+        key = (instance.cluster.fingerprint, source, target, size)
+        if key not in self._transfers:
+            self._transfers[key] = _transfer(instance.cluster, source, target, size)
+        return self._transfers[key]
+
+
+def _transfer(cluster: Cluster, source: Mesh, target: Mesh, size: float) -> float:
+    senders = source.devices[:: source.tp]
+    receivers = target.devices[:: target.tp]
+    once = point_to_point(cluster, senders, receivers, size)
+    nodes = {cluster.devices[d].node for d in (*source.devices, *target.devices)}
+    return once * (target.tp if len(nodes) > 1 else 1)
+
+
+def _group(
+    instance: Instance,
+    structure: Structure,
+    choice: GroupChoice,
+    mesh: Mesh,
+    looks: MeshView,
+    samples: float,
+    boundary: float,
+) -> GroupCost:
+    layout = find_layout(structure, choice.layout, mesh.tp)
+    work = layout.work
+    kinds = [kind for kind in instance.cluster.kinds if kind.name in looks.kinds]
+    forward, backward = _compute(instance, work, kinds, looks.turns, samples)
+    overlap = min(kind.overlap for kind in kinds)
+    exchange = {
+        phase: sum(
+            seconds(c.kind, c.floats(samples) * instance.bytes.activation, looks.tp)
+            for c in layout.collectives
+            if c.phase == phase
+        )
+        for phase in ("forward", "backward")
+    }
+    gather, scatter, reduce, publish = _states_traffic(instance, work, choice, looks)
+    redo = forward + exchange["forward"] + gather if choice.recompute == "full" else 0.0
+    optimizer = _optimizer_seconds(instance, work, choice, mesh, kinds) * looks.turns
+    return GroupCost(
+        forward=forward + exchange["forward"] + max(0.0, gather - overlap * forward),
+        backward=backward
+        + redo
+        + exchange["backward"]
+        + max(0.0, gather + scatter - overlap * backward),
+        reduce=reduce,
+        hidden=overlap,
+        optimizer=optimizer + publish,
+        static=memory.states(instance, work, choice, mesh).total,
+        saved=memory.saved(instance, work, choice, samples, boundary),
+        transient=memory.transient(instance, work, choice, mesh, samples),
+    )
+
+
+def find_layout(structure: Structure, name: str, degree: int) -> Layout:
+    """A layout of a structure by name.
+
+    Raises:
+        KeyError: If the structure has no such layout at this degree; `check` refuses such plans.
+    """
+    for layout in structure.layouts_at(degree):
+        if layout.name == name:
+            return layout
+    raise KeyError(f"no layout {name!r} at tp={degree}")
+
+
+def _compute(
+    instance: Instance, work: Work, kinds: list[DeviceKind], turns: int, samples: float
+) -> tuple[float, float]:
+    """Seconds of the forward and the backward, on the slowest kind."""
+    score = work.score_floats(samples) if instance.attention == "math" else 0.0
+    size = instance.bytes.activation
+    totals = []
+    for flops, moved, passes, launches in (
+        (work.flops, work.moved, _SCORE_PASSES[0], 1),
+        (work.backward_flops, work.backward_moved, _SCORE_PASSES[1], 2),
+    ):
+        bytes_moved = (moved(samples) + passes * score) * size
+        slowest = max(
+            matmul_seconds(kind, instance.bytes.compute, flops(samples), work.matmuls * launches)
+            + bytes_moved / (kind.bandwidth * kind.memory_efficiency)
+            + work.kernels * launches * kind.launch_overhead
+            for kind in kinds
+        )
+        totals.append(slowest * turns)
+    return totals[0], totals[1]
+
+
+def matmul_seconds(kind: DeviceKind, dtype: str, flops: float, kernels: int) -> float:
+    """Seconds of `flops` in `kernels` equal matmuls: efficiency ``max * x / (x + half)``."""
+    if flops <= 0.0:
+        return 0.0
+    each = flops / max(kernels, 1)
+    efficiency = kind.max_efficiency * each / (each + kind.half_flops)
+    return flops / (kind.peak_flops[dtype] * efficiency)
+
+
+def _states_traffic(
+    instance: Instance, work: Work, choice: GroupChoice, looks: MeshView
+) -> tuple[float, float, float, float]:
+    """Seconds of (gather a pass, scatter a micro-batch, reduce a step, publish a step).
+
+    ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and gathers the updated weights;
+    ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers before every pass.
+    """
+    shard = looks.shard.ranks
+    gradients = float(work.params * instance.bytes.gradient)
+    weights = float(work.params * instance.bytes.weight)
+    if choice.zero == 0 or shard == 1:
+        return 0.0, 0.0, seconds("all_reduce", gradients, looks.dp), 0.0
+    scatter = seconds("reduce_scatter", gradients, looks.shard)
+    across = seconds("all_reduce", gradients / shard, looks.replicate)
+    publish = seconds("all_gather", weights, looks.shard)
+    if choice.zero == 1:
+        return 0.0, 0.0, scatter + across, publish
+    if choice.zero == 2:
+        return 0.0, scatter, across, publish
+    frozen = float(work.frozen_params * instance.bytes.weight)
+    return seconds("all_gather", weights + frozen, looks.shard), scatter, across, 0.0
+
+
+def _optimizer_seconds(
+    instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh, kinds: list[DeviceKind]
+) -> float:
+    """Reads weight, gradient and states, writes weight and states; bound by memory bandwidth."""
+    local = work.params / (mesh.dp_shard if choice.zero else 1)
+    size = instance.bytes
+    bytes_moved = local * (2 * size.weight + size.gradient + 2 * instance.optimizer_bytes)
+    return max(bytes_moved / (kind.bandwidth * kind.memory_efficiency) for kind in kinds)

@@ -69,7 +69,7 @@ class AnalyticCost:
     """`CostModel` by formula. Pure; caches by what a cost depends on."""
 
     _views: dict[tuple[str, Mesh], MeshView] = field(default_factory=dict)
-    _groups: dict[tuple[object, ...], GroupCost] = field(default_factory=dict)
+    _groups: dict[tuple[object, ...], tuple[Structure, GroupCost]] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def view(self, cluster: Cluster, mesh: Mesh) -> MeshView:
@@ -91,10 +91,11 @@ class AnalyticCost:
         """See `rlplace.cost.types.CostModel.group`."""
         looks = self.view(instance.cluster, mesh)
         settings = (instance.precision, instance.optimizer, instance.attention)
-        key = (structure.hash, choice, looks, samples, boundary, settings, id(structure))
+        key = (id(structure), choice, looks, samples, boundary, settings)
         if key not in self._groups:
-            self._groups[key] = _group(instance, structure, choice, mesh, looks, samples, boundary)
-        return self._groups[key]
+            cost = _group(instance, structure, choice, mesh, looks, samples, boundary)
+            self._groups[key] = (structure, cost)  # held, so that its id is not used again
+        return self._groups[key][1]
 
     def transfer(
         self, instance: Instance, source: Mesh, target: Mesh, floats: float, other: float

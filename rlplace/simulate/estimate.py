@@ -1,0 +1,255 @@
+"""A plan's step time, memory and breakdown: stage costs through the event simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlplace.cost.analytic import AnalyticCost
+from rlplace.cost.collectives import point_to_point
+from rlplace.cost.types import CostModel
+from rlplace.plan import schedules
+from rlplace.plan.check import check
+from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.simulate.stages import StageCost, boundaries, stage_cost
+from rlplace.simulate.timeline import Ints, Orders, Times, orders, simulate
+from rlplace.simulate.types import Estimate, Event, MemoryUse, StageEstimate, Timeline
+from rlplace.units import format_bytes
+
+
+@dataclass
+class Estimator:
+    """Estimates plans of one instance; remembers stages, so that a search pays for what changes.
+
+    Args:
+        instance: The question.
+        cost: The cost model; by default a fresh `AnalyticCost`.
+    """
+
+    instance: Instance
+    cost: CostModel = field(default_factory=AnalyticCost)
+    evaluations: int = 0
+    _stages: dict[tuple[Stage, int], StageCost] = field(default_factory=dict)
+    _orders: dict[tuple[object, ...], Orders] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._reads = boundaries(self.instance.graph)
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """The estimate of a legal plan (legality is not checked here)."""
+        self.evaluations += 1
+        costs = [self._stage(stage, plan.micro_batches) for stage in plan.stages]
+        lanes = schedules.lanes(plan)
+        order = self._order(plan, lanes)
+        times = self._times(plan, costs, lanes, order)
+        ends = self._lane_ends(plan, costs, lanes, order, times)
+        step_time = max(end for _, end in ends)
+        memory = self._memory(plan, costs)
+        reasons = self._reasons(memory)
+        batch, graph = self.instance.global_batch, self.instance.graph
+        flops = graph.total("flops")(batch) + graph.total("backward_flops")(batch)
+        return Estimate(
+            step_time=step_time,
+            peak_memory=tuple(use.total for use in memory),
+            feasible=not reasons,
+            reasons=reasons,
+            stages=self._breakdown(plan, costs, lanes, step_time),
+            memory=memory,
+            tokens_per_s=batch * graph.tokens_per_sample / step_time,
+            mfu=flops / step_time / self._peak(),
+        )
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """The predicted events of one step, for pictures and traces."""
+        costs = [self._stage(stage, plan.micro_batches) for stage in plan.stages]
+        lanes = schedules.lanes(plan)
+        order = self._order(plan, lanes)
+        times = self._times(plan, costs, lanes, order)
+        ends = self._lane_ends(plan, costs, lanes, order, times)
+        events: list[Event] = []
+        for index, mesh in enumerate(lanes):
+            rows = range(order.first[index], order.first[index + 1])
+            last = max(float(times.end[row]) for row in rows)
+            for device in mesh.devices:
+                for row in rows:
+                    kind = "B" if order.backward[row] else "F"
+                    stage, micro_batch = int(order.stage[row]), int(order.micro_batch[row])
+                    start, end = float(times.start[row]), float(times.end[row])
+                    events.append(Event(device, kind, stage, micro_batch, start, end))
+                reduced, done = ends[index]
+                stage = int(order.stage[order.first[index]])
+                events.append(Event(device, "reduce", stage, 0, last, reduced))
+                events.append(Event(device, "optimizer", stage, 0, reduced, done))
+        return Timeline(tuple(events), "predicted")
+
+    def _stage(self, stage: Stage, micro_batches: int) -> StageCost:
+        key = (stage, micro_batches)
+        if key not in self._stages:
+            self._stages[key] = stage_cost(
+                self.instance, stage, micro_batches, self.cost, self._reads
+            )
+        return self._stages[key]
+
+    def _order(self, plan: Plan, lanes: tuple[Mesh, ...]) -> Orders:
+        own = tuple(lanes.index(stage.mesh) for stage in plan.stages)
+        key = (plan.schedule, plan.micro_batches, own)
+        if key not in self._orders:
+            self._orders[key] = orders(schedules.actions(plan))
+        return self._orders[key]
+
+    def _times(
+        self, plan: Plan, costs: list[StageCost], lanes: tuple[Mesh, ...], order: Orders
+    ) -> Times:
+        forward = np.array([cost.forward for cost in costs])
+        backward = np.array([cost.backward for cost in costs])
+        transfer = np.array([self._transfer(plan, cut) for cut in range(1, len(costs))])
+        return simulate(order, forward, backward, transfer, self._cores(lanes))
+
+    def _transfer(self, plan: Plan, cut: int) -> float:
+        """Seconds of one micro-batch from stage `cut - 1` to stage `cut`."""
+        before, after = plan.stages[cut - 1], plan.stages[cut]
+        if before.mesh == after.mesh:
+            return 0.0
+        floats, other = self.instance.graph.crossings[after.start]
+        size = plan.micro_batch
+        return self.cost.transfer(self.instance, before.mesh, after.mesh, floats(size), other(size))
+
+    def _cores(self, lanes: tuple[Mesh, ...]) -> Ints:
+        """One number for all lanes that share a core, directly or through others."""
+        owner: dict[int, int] = {}
+        label = list(range(len(lanes)))
+        for index, mesh in enumerate(lanes):
+            for device in mesh.devices:
+                core = self.instance.cluster.devices[device].core
+                if core is not None:
+                    other = label[owner.setdefault(core, index)]
+                    mine = label[index]
+                    label = [other if value == mine else value for value in label]
+        return np.array(label, np.int64)
+
+    def _lane_ends(
+        self,
+        plan: Plan,
+        costs: list[StageCost],
+        lanes: tuple[Mesh, ...],
+        order: Orders,
+        times: Times,
+    ) -> list[tuple[float, float]]:
+        """(end of gradient reduction, end of the optimizer step) of each lane."""
+        tied = self._tied_seconds(plan)
+        ends = []
+        for index, mesh in enumerate(lanes):
+            own = [i for i, stage in enumerate(plan.stages) if stage.mesh == mesh]
+            last = float(times.end[order.first[index] : order.first[index + 1]].max())
+            reduced = last + sum(costs[i].exposed_reduce for i in own) + tied
+            ends.append((reduced, reduced + sum(costs[i].optimizer for i in own)))
+        return ends
+
+    def _tied_seconds(self, plan: Plan) -> float:
+        """Seconds to sum the gradients of parameters that several stages use."""
+        total = 0.0
+        for name, elements in self.instance.graph.tied:
+            owners = [
+                stage.mesh
+                for stage in plan.stages
+                if any(
+                    name in self.instance.graph.groups[group].params
+                    for group in range(stage.start, stage.stop)
+                )
+            ]
+            for before, after in zip(owners, owners[1:], strict=False):
+                if before != after:
+                    size = float(elements * self.instance.bytes.gradient)
+                    first, second = before.devices[:1], after.devices[:1]
+                    total += 2 * point_to_point(self.instance.cluster, first, second, size)
+        return total
+
+    def _memory(self, plan: Plan, costs: list[StageCost]) -> tuple[MemoryUse, ...]:
+        cluster = self.instance.cluster
+        uses = [MemoryUse() for _ in cluster.devices]
+        for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):
+            held = schedules.in_flight(plan.schedule, index, len(plan.stages), plan.micro_batches)
+            for device in stage.mesh.devices:
+                before = uses[device]
+                uses[device] = MemoryUse(
+                    params=before.params + cost.params,
+                    gradients=before.gradients + cost.gradients,
+                    optimizer=before.optimizer + cost.optimizer_states,
+                    activations=before.activations + held * cost.saved,
+                    transient=max(before.transient, cost.transient),
+                    reserve=float(cluster.kind(device).reserve),
+                )
+        return tuple(uses)
+
+    def _reasons(self, memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
+        found = []
+        for device, use in enumerate(memory):
+            limit = self.instance.memory_limit(device)
+            if use.total > limit:
+                over = format_bytes(use.total - limit)
+                found.append(
+                    f"device {device} ({self.instance.cluster.devices[device].kind}) needs "
+                    f"{format_bytes(use.total)}, {over} over its limit of {format_bytes(limit)}"
+                )
+        return tuple(found)
+
+    def _breakdown(
+        self, plan: Plan, costs: list[StageCost], lanes: tuple[Mesh, ...], step_time: float
+    ) -> tuple[StageEstimate, ...]:
+        count = plan.micro_batches
+        busy = {
+            mesh: sum(
+                count * (cost.forward + cost.backward) + cost.exposed_reduce + cost.optimizer
+                for stage, cost in zip(plan.stages, costs, strict=True)
+                if stage.mesh == mesh
+            )
+            for mesh in lanes
+        }
+        found = []
+        for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):
+            held = schedules.in_flight(plan.schedule, index, len(plan.stages), count)
+            use = MemoryUse(
+                params=cost.params,
+                gradients=cost.gradients,
+                optimizer=cost.optimizer_states,
+                activations=held * cost.saved,
+                transient=cost.transient,
+                reserve=float(self.instance.cluster.kind(stage.mesh.devices[0]).reserve),
+            )
+            found.append(
+                StageEstimate(
+                    forward=cost.forward,
+                    backward=cost.backward,
+                    reduce=cost.exposed_reduce,
+                    optimizer=cost.optimizer,
+                    idle=max(0.0, 1.0 - busy[stage.mesh] / step_time),
+                    in_flight=held,
+                    memory=use,
+                )
+            )
+        return tuple(found)
+
+    def _peak(self) -> float:
+        cluster, dtype = self.instance.cluster, self.instance.bytes.compute
+        return sum(cluster.kind(d.index).peak_flops[dtype] for d in cluster.devices)
+
+
+def estimate(instance: Instance, plan: Plan, cost: CostModel | None = None) -> Estimate:
+    """The estimate of a plan.
+
+    Args:
+        instance: The question.
+        plan: The plan; it must be legal for the instance.
+        cost: The cost model, `AnalyticCost` by default.
+
+    Raises:
+        InputError: If the plan is not legal.
+    """
+    check(instance, plan)
+    return Estimator(instance, cost or AnalyticCost()).estimate(plan)
+
+
+def timeline(instance: Instance, plan: Plan, cost: CostModel | None = None) -> Timeline:
+    """The predicted events of one step of a legal plan."""
+    return Estimator(instance, cost or AnalyticCost()).timeline(plan)

@@ -1,0 +1,105 @@
+"""What one stage costs: the sum of its groups, and the gradient reduction that stays exposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlplace.cost import memory
+from rlplace.cost.analytic import find_layout
+from rlplace.cost.types import CostModel, GroupCost
+from rlplace.graph.types import OpGraph
+from rlplace.plan.types import Instance, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Seconds of one micro-batch and of a step, and bytes on the heaviest device of a stage."""
+
+    forward: float
+    backward: float
+    exposed_reduce: float
+    optimizer: float
+    params: float
+    gradients: float
+    optimizer_states: float
+    saved: float
+    transient: float
+
+
+def boundaries(graph: OpGraph) -> tuple[tuple[float, float, float, float], ...]:
+    """What each group reads: floats (base, per sample) and other bytes (base, per sample)."""
+    seen: set[tuple[int, str]] = set()
+    totals = [[0.0] * 4 for _ in graph.groups]
+    for edge in graph.edges:
+        if (edge.dst, edge.tensor) in seen:
+            continue
+        seen.add((edge.dst, edge.tensor))
+        total = totals[edge.dst]
+        for place, affine in ((0, edge.floats), (2, edge.other_bytes)):
+            total[place] += affine.base
+            total[place + 1] += affine.per_sample
+    return tuple((a, b, c, d) for a, b, c, d in totals)
+
+
+def boundary_bytes(
+    instance: Instance, boundary: tuple[float, float, float, float], samples: float
+) -> float:
+    """Bytes of a group's inputs for one micro-batch of `samples` on one replica."""
+    floats = boundary[0] + boundary[1] * samples
+    return floats * instance.bytes.activation + boundary[2] + boundary[3] * samples
+
+
+def stage_cost(
+    instance: Instance,
+    stage: Stage,
+    micro_batches: int,
+    cost: CostModel,
+    reads: tuple[tuple[float, float, float, float], ...],
+) -> StageCost:
+    """Cost of a stage.
+
+    Args:
+        instance: The question.
+        stage: The stage.
+        micro_batches: Micro-batches of a step.
+        cost: The cost model.
+        reads: `boundaries` of the graph.
+    """
+    samples = instance.global_batch / micro_batches / stage.mesh.dp
+    groups: list[GroupCost] = []
+    params = gradients = optimizer_states = 0.0
+    for index, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):
+        structure = instance.graph.structure(index)
+        kept = boundary_bytes(instance, reads[index], samples)
+        groups.append(cost.group(instance, structure, choice, stage.mesh, samples, kept))
+        work = find_layout(structure, choice.layout, stage.mesh.tp).work
+        held = memory.states(instance, work, choice, stage.mesh)
+        params += held.params
+        gradients += held.gradients
+        optimizer_states += held.optimizer
+    return StageCost(
+        forward=sum(group.forward for group in groups),
+        backward=sum(group.backward for group in groups),
+        exposed_reduce=exposed_reduce(groups),
+        optimizer=sum(group.optimizer for group in groups),
+        params=params,
+        gradients=gradients,
+        optimizer_states=optimizer_states,
+        saved=sum(group.saved for group in groups),
+        transient=max(group.transient for group in groups),
+    )
+
+
+def exposed_reduce(groups: list[GroupCost]) -> float:
+    """Seconds of gradient reduction that remain after the last backward.
+
+    The last micro-batch's backward runs through the groups from the last to the first; each
+    group's reduction queues behind the former ones as soon as its own backward is done. Only the
+    share `GroupCost.hidden` of a reduction can run beside compute.
+    """
+    clock = channel = exposed = 0.0
+    for group in reversed(groups):
+        clock += group.backward
+        channel = max(channel, clock) + group.hidden * group.reduce
+        exposed += (1.0 - group.hidden) * group.reduce
+    return exposed + max(0.0, channel - clock)

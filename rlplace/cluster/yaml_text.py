@@ -70,8 +70,8 @@ class YamlText:
                     break
                 key, node = pairs[str(step)]
                 line = key.start_mark.line
-            elif isinstance(step, int) and step < len(node.value):
-                node = node.value[step]
+            elif isinstance(node, yaml.SequenceNode) and step in range(len(node.value)):
+                node = node.value[int(step)]
                 line = node.start_mark.line
         return line + 1
 

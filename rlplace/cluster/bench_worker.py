@@ -1,0 +1,229 @@
+"""One rank of `rlplace.cluster.discover`: measures with all others busy, prints JSON.
+
+Run as ``python -m rlplace.cluster.bench_worker`` with the variables of ``env://`` set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import cycle
+from statistics import median
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from rlplace.cluster.figures import RankFigures
+from rlplace.cluster.types import CollectiveKind
+
+COLLECTIVE_TIMEOUT = timedelta(seconds=30)
+
+#: (tokens, inputs, outputs) of linear layers of small transformers, 17 MFLOP to 4.3 GFLOP.
+MATMULS = (
+    (128, 128, 512),
+    (256, 256, 1024),
+    (512, 512, 512),
+    (512, 512, 2048),
+    (1024, 512, 2048),
+    (1024, 1024, 2048),
+)
+
+#: Bytes of whole tensors.
+MESSAGES = (4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20)
+
+#: Memory-bound ops run on `STREAM_BUFFERS` tensors in turn: each of the size of an activation,
+#: together larger than a cache.
+STREAM_SHAPE = (4096, 512)
+STREAM_BUFFERS = 12
+
+#: Shares of the time that are spent on each part.
+MATMUL_SHARE, STREAM_SHARE, LAUNCH_SHARE, COLLECTIVE_SHARE = 0.35, 0.15, 0.05, 0.45
+
+
+def main() -> None:
+    """Measure and print one `RankFigures` as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--core", type=int, required=True, help="core to pin to")
+    parser.add_argument("--budget", type=float, required=True, help="seconds to measure for")
+    arguments = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {arguments.core})
+    torch.set_num_threads(1)
+    with process_group():
+        figures = measure(arguments.budget)
+    print(json.dumps(asdict(figures)))
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """The gloo group of all ranks."""
+    dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(budget: float) -> RankFigures:
+    """Everything, in about `budget` seconds."""
+    resident = psutil.Process().memory_info().rss
+    return RankFigures(
+        matmuls=measure_matmuls(budget * MATMUL_SHARE),
+        streams=measure_streams(budget * STREAM_SHARE),
+        launch=measure_launch(budget * LAUNCH_SHARE),
+        resident=resident,
+        collectives=measure_collectives(budget * COLLECTIVE_SHARE),
+    )
+
+
+def measure_matmuls(budget: float) -> tuple[tuple[float, float], ...]:
+    """(FLOPs, seconds) of a matmul for each shape: the mean of y = xW', dx = gW and dW = g'x."""
+    found = []
+    for tokens, inputs, outputs in MATMULS:
+        # Weights take turns, as the layers of a model do, so that they do not stay in the cache.
+        weights = cycle([torch.randn(outputs, inputs) for _ in range(4)])
+        x, g = torch.randn(tokens, inputs), torch.randn(tokens, outputs)
+
+        def layer(
+            x: torch.Tensor = x, g: torch.Tensor = g, weights: Iterator[torch.Tensor] = weights
+        ) -> None:
+            weight = next(weights)
+            _ = x @ weight.t(), g @ weight, g.t() @ x
+
+        seconds = seconds_each(layer, budget / len(MATMULS)) / 3
+        found.append((2.0 * tokens * inputs * outputs, seconds))
+    return tuple(found)
+
+
+def measure_streams(budget: float) -> tuple[tuple[float, float], ...]:
+    """(bytes read and written, seconds) of an add, a gelu, a layer norm and a softmax."""
+    buffers = cycle([torch.randn(STREAM_SHAPE) for _ in range(STREAM_BUFFERS)])
+    size = float(torch.Size(STREAM_SHAPE).numel() * 4)
+    ops: tuple[tuple[float, Callable[[], object]], ...] = (
+        (3 * size, lambda: next(buffers) + next(buffers)),
+        (2 * size, lambda: F.gelu(next(buffers))),
+        (2 * size, lambda: F.layer_norm(next(buffers), STREAM_SHAPE[1:])),
+        (2 * size, lambda: torch.softmax(next(buffers), -1)),
+    )
+    return tuple((moved, seconds_each(op, budget / len(ops))) for moved, op in ops)
+
+
+def measure_launch(budget: float) -> float:
+    """Seconds of an op on 16 elements that autograd records."""
+    tensor = torch.ones(16, requires_grad=True)
+    chain = 100
+
+    def ops() -> None:
+        value = tensor
+        for _ in range(chain):
+            value = value * tensor
+
+    return seconds_each(ops, budget) / chain
+
+
+def seconds_each(work: Callable[[], object], window: float) -> float:
+    """Seconds a call, the median of three windows in which every rank does the same."""
+    work()
+    samples = []
+    for _ in range(3):
+        dist.barrier()
+        calls, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < window / 3 or calls == 0:
+            work()
+            calls += 1
+        samples.append(elapsed / calls)
+    return median(samples)
+
+
+def measure_collectives(budget: float) -> tuple[tuple[CollectiveKind, int, float, float], ...]:
+    """(kind, ranks, bytes of the whole tensor, seconds), all groups of a size at once."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    sizes = [ranks for ranks in range(2, world + 1) if world % ranks == 0]
+    # Between two ranks p2p is measured even where the world does not divide into pairs.
+    cases: list[tuple[CollectiveKind, int]] = [("p2p", 2)] if world > 1 else []
+    kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+    cases += [(kind, ranks) for ranks in sizes for kind in kinds]
+    groups = {ranks: own_group(ranks) for ranks in sizes}
+    found: list[tuple[CollectiveKind, int, float, float]] = []
+    for kind, ranks in cases:
+        for size in MESSAGES:
+            elements = -(-size // 4 // ranks) * ranks
+            whole = torch.zeros(elements)
+            call = call_of(kind, whole, ranks, groups.get(ranks))
+            seconds = seconds_together(call, budget / len(cases) / len(MESSAGES))
+            if kind != "p2p":
+                found.append((kind, ranks, 4.0 * elements, seconds))
+            elif rank < world // 2 * 2:
+                found.append((kind, ranks, 4.0 * elements, seconds / 2))
+    return tuple(found)
+
+
+def own_group(ranks: int) -> dist.ProcessGroup | None:
+    """This rank's group when the world is cut into neighbours of `ranks` ranks."""
+    world = range(dist.get_world_size())
+    groups = [dist.new_group(list(world[start : start + ranks])) for start in world[::ranks]]
+    own: dist.ProcessGroup | None = groups[dist.get_rank() // ranks]
+    return own
+
+
+def call_of(
+    kind: CollectiveKind, whole: torch.Tensor, ranks: int, group: dist.ProcessGroup | None
+) -> Callable[[], object]:
+    """A call of a collective whose whole tensor is given; of p2p there and back."""
+    if kind == "p2p":
+        return ping_pong(whole)
+    part = torch.zeros(whole.numel() // ranks)
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if kind == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+    return lambda: dist.reduce_scatter_single(part, whole, group=group)
+
+
+def ping_pong(message: torch.Tensor) -> Callable[[], None]:
+    """A call that sends a message to the neighbour and gets one back; nothing without one."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    peer = rank ^ 1
+
+    def call() -> None:
+        if peer >= world:
+            return
+        if rank < peer:
+            dist.send(message, peer)
+            dist.recv(message, peer)
+        else:
+            dist.recv(message, peer)
+            dist.send(message, peer)
+
+    return call
+
+
+def seconds_together(call: Callable[[], object], budget: float) -> float:
+    """Seconds a call, the median of five batches of the same number of calls on every rank."""
+    call()
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    trial = torch.tensor(time.perf_counter() - start)
+    dist.all_reduce(trial, dist.ReduceOp.MAX)
+    calls = max(1, min(100, int(budget / 5 / trial.item())))
+    samples = []
+    for _ in range(5):
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - start) / calls)
+    return median(samples)
+
+
+if __name__ == "__main__":
+    main()

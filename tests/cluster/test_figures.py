@@ -1,0 +1,83 @@
+"""Fits on made-up figures whose truth is known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_line
+from rlplace.cluster.types import CollectiveKind
+
+SIZES = [4096.0, 65536.0, 524288.0, 8388608.0]
+FLOPS = [1e7, 1e8, 1e9, 4e9]
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7))
+def test_line_is_recovered(intercept: float, slope: float) -> None:
+    fitted = fit_line(SIZES, [intercept + slope * size for size in SIZES])
+    assert fitted == pytest.approx((intercept, slope), rel=1e-6)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4))
+def test_line_never_falls(seconds: list[float]) -> None:
+    intercept, slope = fit_line(SIZES, seconds)
+    assert intercept >= 0
+    assert slope > 0
+
+
+def test_small_sizes_count_as_much_as_large_ones() -> None:
+    seconds = [1e-4, 1e-4 + 65536e-9, 1e-4 + 524288e-9, (1e-4 + 8388608e-9) * 1.1]
+    intercept, _ = fit_line(SIZES, seconds)
+    assert intercept == pytest.approx(1e-4, rel=0.1)
+
+
+CASES: list[tuple[CollectiveKind, int]] = [("p2p", 2), ("all_reduce", 2), ("all_reduce", 4)]
+
+
+def figures(share: int, rate: float = 1e11, half: float = 1e7) -> RankFigures:
+    """A rank that shares its core with `share - 1` others; the core does `rate` FLOP/s."""
+    return RankFigures(
+        matmuls=tuple((x, share * (x + half) / rate) for x in FLOPS),
+        streams=((3e6, share * 3e6 / 1e10), (2e6, share * 2e6 / 5e9)),
+        launch=share * 2e-6,
+        resident=300 << 20,
+        collectives=tuple(
+            (kind, ranks, size, 1e-4 * ranks + 1e-9 * size)
+            for kind, ranks in CASES
+            for size in SIZES
+        ),
+    )
+
+
+@pytest.mark.parametrize(("ranks", "cores", "shares"), [(2, 2, (1, 1)), (3, 2, (2, 1, 2))])
+def test_the_kind_is_one_core_at_full_speed(
+    ranks: int, cores: int, shares: tuple[int, ...]
+) -> None:
+    cluster = cpu_cluster([figures(share) for share in shares], cores, memory=ranks << 30)
+    kind = cluster.kinds[0]
+    assert kind.peak_flops["fp32"] * kind.max_efficiency == pytest.approx(1e11)
+    assert kind.half_flops == pytest.approx(1e7)
+    assert kind.bandwidth == pytest.approx(1e10)
+    assert kind.memory_efficiency == pytest.approx(5 / 7)
+    assert kind.launch_overhead == pytest.approx(2e-6)
+    assert kind.memory == 1 << 30
+    assert kind.overlap == 0.0
+    assert [device.core for device in cluster.devices] == [rank % cores for rank in range(ranks)]
+
+
+def test_curves_and_link() -> None:
+    cluster = cpu_cluster([figures(2) for _ in range(4)], 2, memory=4 << 30)
+    curves = {(curve.kind, curve.ranks): curve for curve in cluster.curves}
+    assert set(curves) == {("p2p", 2), ("all_reduce", 2), ("all_reduce", 4)}
+    assert curves["all_reduce", 4].latency == pytest.approx(4e-4)
+    assert cluster.link(0, 3).bandwidth == pytest.approx(1e9)
+    assert cluster.link(0, 3).latency == pytest.approx(2e-4)
+
+
+def test_no_rate_exceeds_the_peak() -> None:
+    cluster = cpu_cluster([figures(1, half=0.0)], 1, memory=1 << 30)
+    kind = cluster.kinds[0]
+    assert 0 < kind.max_efficiency <= 1
+    assert kind.half_flops > 0
+    assert kind.peak_flops["fp32"] >= max(x / t for x, t in figures(1, half=0.0).matmuls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -158,7 +159,7 @@ class Estimator:
                     for group in range(stage.start, stage.stop)
                 )
             ]
-            for before, after in zip(owners, owners[1:], strict=False):
+            for before, after in pairwise(owners):
                 if before != after:
                     size = float(elements * self.instance.bytes.gradient)
                     first, second = before.devices[:1], after.devices[:1]

@@ -82,7 +82,20 @@ def simulate(
     return Times(start, end)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
+def _arrival(
+    is_backward: int, stage: int, micro_batch: int, done: Floats, transfer: Floats
+) -> float:
+    """When all that an action reads has arrived, or -1 if some of it has not been made yet."""
+    own = done[0, stage, micro_batch] if is_backward else 0.0
+    other = stage + 1 if is_backward else stage - 1
+    if own < 0.0 or not 0 <= other < done.shape[1]:
+        return own
+    made = done[is_backward, other, micro_batch]
+    return max(own, made + transfer[min(stage, other)]) if made >= 0.0 else -1.0
+
+
+@numba.njit(cache=True)
 def _run(
     first: Ints,
     stage: Ints,
@@ -95,44 +108,71 @@ def _run(
     start: Floats,
     end: Floats,
 ) -> int:
-    lanes, stages = len(first) - 1, len(forward)
-    count = micro_batch.max() + 1 if len(micro_batch) else 0
-    done = np.full((2, stages, count), -1.0)
+    """Fill `start` and `end`; returns the number of actions that could not run."""
+    lanes = len(first) - 1
+    done = np.full((2, len(forward), micro_batch.max() + 1), -1.0)
     head = first[:-1].copy()
     lane_free = np.zeros(lanes)
     core_free = np.zeros(cores.max() + 1)
-    left = len(stage)
-    while left:
-        chosen, best = -1, np.inf
-        for lane in range(lanes):
-            row = head[lane]
-            if row == first[lane + 1]:
-                continue
-            s, m = stage[row], micro_batch[row]
-            ready = 0.0
-            if is_backward[row]:
-                if done[0, s, m] < 0.0:
-                    continue
-                if s + 1 < stages:
-                    if done[1, s + 1, m] < 0.0:
-                        continue
-                    ready = done[1, s + 1, m] + transfer[s]
-            elif s > 0:
-                if done[0, s - 1, m] < 0.0:
-                    continue
-                ready = done[0, s - 1, m] + transfer[s - 1]
-            ready = max(ready, lane_free[lane], core_free[cores[lane]])
-            if ready < best:
-                chosen, best = lane, ready
-        if chosen < 0:
-            return left
-        row = head[chosen]
+    shared = len(np.unique(cores)) < lanes
+    left, lane = len(stage), 0
+    idle = 0
+    while left and idle < lanes:
+        if shared:
+            lane = _earliest(
+                head,
+                first,
+                stage,
+                is_backward,
+                micro_batch,
+                done,
+                transfer,
+                lane_free,
+                core_free,
+                cores,
+            )
+            if lane < 0:
+                break
+        row = head[lane]
+        ready = -1.0
+        if row < first[lane + 1]:
+            ready = _arrival(is_backward[row], stage[row], micro_batch[row], done, transfer)
+        if ready < 0.0:  # lanes with cores of their own may run ahead in any order
+            lane = (lane + 1) % lanes
+            idle += 1
+            continue
+        idle = 0
         s = stage[row]
-        finish = best + (backward[s] if is_backward[row] else forward[s])
-        start[row], end[row] = best, finish
-        done[is_backward[row], s, micro_batch[row]] = finish
-        lane_free[chosen] = finish
-        core_free[cores[chosen]] = finish
-        head[chosen] += 1
+        start[row] = max(ready, lane_free[lane], core_free[cores[lane]])
+        end[row] = start[row] + (backward[s] if is_backward[row] else forward[s])
+        done[is_backward[row], s, micro_batch[row]] = end[row]
+        lane_free[lane] = core_free[cores[lane]] = end[row]
+        head[lane] += 1
         left -= 1
-    return 0
+    return left
+
+
+@numba.njit(cache=True)
+def _earliest(
+    head: Ints,
+    first: Ints,
+    stage: Ints,
+    is_backward: Ints,
+    micro_batch: Ints,
+    done: Floats,
+    transfer: Floats,
+    lane_free: Floats,
+    core_free: Floats,
+    cores: Ints,
+) -> int:
+    """The lane whose next action could start first, or -1 if none can."""
+    chosen, best = -1, np.inf
+    for lane in range(len(head)):
+        row = head[lane]
+        if row == first[lane + 1]:
+            continue
+        ready = _arrival(is_backward[row], stage[row], micro_batch[row], done, transfer)
+        ready = max(ready, lane_free[lane], core_free[cores[lane]]) if ready >= 0.0 else np.inf
+        if ready < best:
+            chosen, best = lane, ready
+    return chosen

@@ -28,6 +28,7 @@ Ints = npt.NDArray[np.int64]
 _PRICES = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e6)
 #: Shares of the reduction that may hide which a choice is charged for.
 _REDUCE_WEIGHTS = (0.0, 1.0)
+_PROHIBITIVE = 1e30
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,9 @@ def _table(
     widest = max(len(row) for row in costs)
 
     def column(name: str) -> Floats:
-        """One field of all costs, (kinds of group, options), padded with inf."""
+        """One field of all costs, (kinds of group, options), padded with a prohibitive value."""
         rows = [[getattr(cost, name) for cost in row] for row in costs]
-        return np.array([row + [np.inf] * (widest - len(row)) for row in rows])
+        return np.array([row + [_PROHIBITIVE] * (widest - len(row)) for row in rows])
 
     forward, backward, reduce = column("forward"), column("backward"), column("reduce")
     optimizer, transient = column("optimizer"), column("transient")

@@ -8,7 +8,7 @@ from rlplace.cost import memory
 from rlplace.cost.analytic import find_layout
 from rlplace.cost.types import CostModel, GroupCost
 from rlplace.graph.types import OpGraph
-from rlplace.plan.types import Instance, Stage
+from rlplace.plan.types import GroupChoice, Instance, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,28 @@ def stage_cost(
         reads: `boundaries` of the graph.
     """
     samples = instance.global_batch / micro_batches / stage.mesh.dp
-    groups: list[GroupCost] = []
-    params = gradients = optimizer_states = 0.0
+    known: dict[tuple[int, GroupChoice, float], tuple[GroupCost, memory.StateBytes]] = {}
+    found = []
     for index, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):
-        structure = instance.graph.structure(index)
         kept = boundary_bytes(instance, reads[index], samples)
-        groups.append(cost.group(instance, structure, choice, stage.mesh, samples, kept))
-        work = find_layout(structure, choice.layout, stage.mesh.tp).work
-        held = memory.states(instance, work, choice, stage.mesh)
-        params += held.params
-        gradients += held.gradients
-        optimizer_states += held.optimizer
+        key = (instance.graph.groups[index].structure, choice, kept)
+        if key not in known:
+            structure = instance.graph.structure(index)
+            work = find_layout(structure, choice.layout, stage.mesh.tp).work
+            known[key] = (
+                cost.group(instance, structure, choice, stage.mesh, samples, kept),
+                memory.states(instance, work, choice, stage.mesh),
+            )
+        found.append(known[key])
+    groups = [group for group, _ in found]
     return StageCost(
         forward=sum(group.forward for group in groups),
         backward=sum(group.backward for group in groups),
         exposed_reduce=exposed_reduce(groups),
         optimizer=sum(group.optimizer for group in groups),
-        params=params,
-        gradients=gradients,
-        optimizer_states=optimizer_states,
+        params=sum(held.params for _, held in found),
+        gradients=sum(held.gradients for _, held in found),
+        optimizer_states=sum(held.optimizer for _, held in found),
         saved=sum(group.saved for group in groups),
         transient=max(group.transient for group in groups),
     )

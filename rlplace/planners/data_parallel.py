@@ -1,0 +1,42 @@
+"""Plain data parallelism: every device holds everything (DDP, Li et al., arXiv 2006.15704)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.types import Instance
+from rlplace.plan.uniform import uniform_plan
+from rlplace.planners.search import Search
+from rlplace.planners.types import Budget, PlannerResult
+from rlplace.simulate.estimate import Estimator
+
+
+def data_parallel(
+    instance: Instance, budget: Budget, rng: np.random.Generator, estimator: Estimator | None = None
+) -> PlannerResult:
+    """The best micro-batch count for ZeRO-0 over as many devices as divide the global batch."""
+    return replicas_only("data_parallel", instance, budget, zero=0, estimator=estimator)
+
+
+def replicas_only(
+    name: str, instance: Instance, budget: Budget, *, zero: int, estimator: Estimator | None
+) -> PlannerResult:
+    """Plans of one stage without tensor parallelism at one ZeRO level, all micro-batch counts."""
+    search = Search(name, instance, budget, estimator or Estimator(instance))
+    devices = len(instance.cluster.devices)
+    dp = max(d for d in range(1, devices + 1) if instance.global_batch % d == 0)
+    for recompute in instance.recompute_modes:
+        for count in legal_micro_batches(instance.global_batch, dp):
+            if search.stopped:
+                return search.result()
+            plan = uniform_plan(
+                instance,
+                dp_replicate=1 if zero else dp,
+                dp_shard=dp if zero else 1,
+                micro_batches=count,
+                zero=zero,
+                recompute=recompute,  # type: ignore[arg-type]
+            )
+            search.offer(plan)
+    return search.result()

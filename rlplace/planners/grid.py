@@ -1,0 +1,83 @@
+"""Uniform grid: every pp x tp x dp x micro-batches x ZeRO x recompute, the same everywhere.
+
+What a careful Megatron-LM or DeepSpeed user tries by hand; complexity is the size of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.types import Instance
+from rlplace.plan.uniform import uniform_plan
+from rlplace.planners.search import Search
+from rlplace.planners.types import Budget, PlannerResult
+from rlplace.simulate.estimate import Estimator
+
+#: At most so many micro-batch counts are tried for each shape.
+_COUNTS = 6
+
+
+def grid(
+    instance: Instance, budget: Budget, rng: np.random.Generator, estimator: Estimator | None = None
+) -> PlannerResult:
+    """The best uniform plan."""
+    search = Search("grid", instance, budget, estimator or Estimator(instance))
+    for pp, tp, dp in shapes(instance):
+        zeros = instance.zero_levels if dp > 1 else (0,)
+        for count in micro_batch_counts(instance, dp, pp):
+            for zero in zeros:
+                for recompute in instance.recompute_modes:
+                    if search.stopped:
+                        return search.result()
+                    plan = uniform_plan(
+                        instance,
+                        pp=pp,
+                        tp=tp,
+                        dp_replicate=1 if zero else dp,
+                        dp_shard=dp if zero else 1,
+                        micro_batches=count,
+                        zero=zero,
+                        recompute=recompute,  # type: ignore[arg-type]
+                    )
+                    if search.offer(plan).feasible and recompute == "none":
+                        break  # recompute only costs time where everything fits
+    return search.result()
+
+
+def shapes(instance: Instance) -> Iterator[tuple[int, int, int]]:
+    """All (pp, tp, dp) that use as many devices as the batch lets them; tp stays in a node."""
+    devices = instance.cluster.devices
+    groups = len(instance.graph.groups)
+    per_node = min(sum(d.node == node.index for d in devices) for node in instance.cluster.nodes)
+    degrees = {layout.degree for s in instance.graph.structures for layout in s.layouts}
+    for pp in range(1, min(len(devices), groups) + 1):
+        if len(devices) % pp and pp not in (2, 3):
+            continue
+        for tp in sorted({1, *degrees}):
+            if tp > 1 and per_node % tp:
+                continue
+            room = len(devices) // (pp * tp)
+            dp = max((d for d in range(1, room + 1) if instance.global_batch % d == 0), default=0)
+            if dp and _same_kind(instance, pp, tp, dp):
+                yield pp, tp, dp
+
+
+def micro_batch_counts(instance: Instance, dp: int, pp: int) -> tuple[int, ...]:
+    """Up to `_COUNTS` legal counts, spread in the logarithm; from 1, or from pp for a pipeline."""
+    legal = [count for count in legal_micro_batches(instance.global_batch, dp) if count >= pp]
+    if not legal:
+        legal = list(legal_micro_batches(instance.global_batch, dp)[-1:])
+    where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
+    return tuple(legal[index] for index in where)
+
+
+def _same_kind(instance: Instance, pp: int, tp: int, dp: int) -> bool:
+    """Whether no tp group mixes device kinds or leaves a node, devices taken in rank order."""
+    devices = instance.cluster.devices[: pp * tp * dp]
+    for start in range(0, len(devices), tp):
+        if len({(d.kind, d.node) for d in devices[start : start + tp]}) > 1:
+            return False
+    return True

@@ -1,0 +1,93 @@
+"""What all planners share: the best plan so far, the budget, and the result."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from math import log
+
+from rlplace.plan.types import Instance, Plan
+from rlplace.planners.types import Budget, PlannerResult
+from rlplace.simulate.estimate import Estimator
+from rlplace.simulate.types import Estimate
+
+
+@dataclass
+class Search:
+    """Keeps the best plan that was offered; at any moment `result` is what was found so far.
+
+    Args:
+        name: Name of the planner.
+        instance: The question.
+        budget: What it may spend.
+        estimator: Shared by the parts of a search, so that stages are costed once.
+    """
+
+    name: str
+    instance: Instance
+    budget: Budget
+    estimator: Estimator
+    best: tuple[Plan, Estimate] | None = None
+    overfull: tuple[Plan, Estimate] | None = None
+    _started: float = field(default_factory=time.perf_counter)
+    _curve: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._spent_before = self.estimator.evaluations
+
+    @property
+    def evaluations(self) -> int:
+        """Plans estimated by this search."""
+        return self.estimator.evaluations - self._spent_before
+
+    @property
+    def stopped(self) -> str | None:
+        """Which part of the budget has run out, or None."""
+        if time.perf_counter() - self._started >= self.budget.seconds:
+            return "seconds"
+        return "evaluations" if self.evaluations >= self.budget.evaluations else None
+
+    def offer(self, plan: Plan) -> Estimate:
+        """Estimate a legal plan and remember it if it is the best so far."""
+        estimate = self.estimator.estimate(plan)
+        if not estimate.feasible:
+            if self.overfull is None or _overflow(self, estimate) < _overflow(
+                self, self.overfull[1]
+            ):
+                self.overfull = (plan, estimate)
+        elif self.best is None or estimate.step_time < self.best[1].step_time:
+            self.best = (plan, estimate)
+            self._curve.append((time.perf_counter() - self._started, estimate.step_time))
+        return estimate
+
+    def result(self) -> PlannerResult:
+        """What was found so far."""
+        plan, estimate = self.best or (None, self.overfull[1] if self.overfull else None)
+        return PlannerResult(
+            plan=plan,
+            estimate=estimate,
+            planner=self.name,
+            evaluations=self.evaluations,
+            seconds=time.perf_counter() - self._started,
+            stopped=self.stopped or "done",
+            curve=tuple(self._curve),
+            overfull=self.overfull[0] if self.overfull and plan is None else None,
+        )
+
+
+def overflow(instance: Instance, estimate: Estimate) -> float:
+    """How far the fullest device is over its limit, as a share of the limit; 0 where all fits."""
+    shares = (
+        peak / instance.memory_limit(device) - 1.0
+        for device, peak in enumerate(estimate.peak_memory)
+    )
+    return max(0.0, *shares)
+
+
+def objective(instance: Instance, estimate: Estimate) -> float:
+    """What local search minimises: log step time, plus a price in proportion to the overflow."""
+    return log(estimate.step_time) + 4.0 * overflow(instance, estimate)
+
+
+def _overflow(search: Search, estimate: Estimate) -> float:
+    return overflow(search.instance, estimate)

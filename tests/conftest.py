@@ -7,6 +7,11 @@ import shutil
 import tempfile
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure (no deadline), and CI tries the same examples every time.
+settings.register_profile("rlplace", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("rlplace")
 
 _OWN_CACHE = pytest.StashKey[str]()
 

@@ -29,6 +29,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from rlplace.graph.shapes import BATCHES
 from rlplace.graph.types import Affine, Work
 
 aten = torch.ops.aten
@@ -37,9 +38,6 @@ aten = torch.ops.aten
 #: of the prologue: no gradient, not counted), ``activation`` (made by another group), ``kept`` (an
 #: activation whose maker already saves it, so that it is not counted twice).
 Role = Literal["param", "buffer", "constant", "activation", "kept"]
-
-#: The two batch sizes; not 1, which PyTorch often treats in its own way.
-BATCHES = (2, 3)
 
 _Phase = Literal["forward", "backward"]
 _FREE = {"_unsafe_view", "detach", "lift_fresh", "empty", "empty_like", "empty_strided"}

@@ -1,0 +1,45 @@
+"""Sizes and stand-ins of exported values, whose shapes are expressions of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlplace.graph.types import Affine
+
+#: Two batch sizes give the line; not 0 or 1, which PyTorch treats in its own way.
+BATCHES = (2, 3)
+
+
+def at_batch(value: Any, batch: int) -> int:
+    """A size of an exported program for a batch size: every symbol in it is the batch."""
+    if isinstance(value, int):
+        return value
+    expression = value.node.expr
+    return int(expression.subs({symbol: batch for symbol in expression.free_symbols}))
+
+
+def size_of(value: Tensor, batch: int) -> int:
+    """Elements of an exported tensor for a batch size."""
+    size = 1
+    for dim in value.shape:
+        size *= at_batch(dim, batch)
+    return size
+
+
+def elements(value: Tensor) -> Affine:
+    """Elements of an exported tensor as a line over the batch."""
+    low, high = (float(size_of(value, batch)) for batch in BATCHES)
+    return Affine.through(BATCHES[0], low, BATCHES[1], high)
+
+
+def stand_in(value: Any, batch: int, requires_grad: bool = False) -> Any:
+    """A tensor on the meta device with the shape and strides of an exported one, or its number."""
+    if not isinstance(value, Tensor):
+        return at_batch(value, batch) if isinstance(value, torch.SymInt) else value
+    shape = [at_batch(dim, batch) for dim in value.shape]
+    stride = [at_batch(step, batch) for step in value.stride()]
+    made = torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")
+    return made.requires_grad_(requires_grad)

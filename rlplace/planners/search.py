@@ -51,9 +51,8 @@ class Search:
         """Estimate a legal plan and remember it if it is the best so far."""
         estimate = self.estimator.estimate(plan)
         if not estimate.feasible:
-            if self.overfull is None or _overflow(self, estimate) < _overflow(
-                self, self.overfull[1]
-            ):
+            over = overflow(self.instance, estimate)
+            if self.overfull is None or over < overflow(self.instance, self.overfull[1]):
                 self.overfull = (plan, estimate)
         elif self.best is None or estimate.step_time < self.best[1].step_time:
             self.best = (plan, estimate)
@@ -87,7 +86,3 @@ def overflow(instance: Instance, estimate: Estimate) -> float:
 def objective(instance: Instance, estimate: Estimate) -> float:
     """What local search minimises: log step time, plus a price in proportion to the overflow."""
     return log(estimate.step_time) + 4.0 * overflow(instance, estimate)
-
-
-def _overflow(search: Search, estimate: Estimate) -> float:
-    return overflow(search.instance, estimate)

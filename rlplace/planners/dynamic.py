@@ -1,0 +1,249 @@
+"""Dynamic program over stages, after Alpa's inter-operator pass (Zheng et al., arXiv 2201.12023).
+
+Decision space: contiguous stages on runs of a line of devices, each with its own mesh shape; the
+choices inside a stage come from `StageSolver`, whose stage tails know that gradient reduction
+hides behind backward. Built from the last stage to the first, so the micro-batches in flight of
+1F1B, and with them the memory, are known exactly.
+
+For each micro-batch count and order of islands, and for each cap on the slowest stage, it
+minimises the sum of stage times and transfers plus the first stage's tail; the step time is that
+plus (micro-batches - 1) times the cap. The event simulator picks among the plans of all caps.
+Complexity: caps x stages x runs x shapes x cuts^2. Left out: non-contiguous stages, several
+stages on one mesh, unequal batch shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from rlplace.cost.analytic import AnalyticCost
+from rlplace.cost.collectives import point_to_point
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.plan.uniform import make_plan
+from rlplace.planners.meshes import device_orders, mesh_shapes, runs
+from rlplace.planners.search import Search
+from rlplace.planners.stage_solver import StageRow, StageSolver
+from rlplace.planners.types import Budget, PlannerResult
+from rlplace.simulate.estimate import Estimator
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_CUTS = 48
+_DEPTH = 24
+_COUNTS = 7
+#: Caps on the slowest stage, relative to the ideal of equal shares.
+_CAPS = (1.0, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 1e9)
+
+
+def dynamic(
+    instance: Instance,
+    budget: Budget,
+    rng: np.random.Generator,
+    estimator: Estimator | None = None,
+    solver: StageSolver | None = None,
+) -> PlannerResult:
+    """The best plan of the dynamic program over all micro-batch counts and island orders."""
+    cost = AnalyticCost()
+    estimator = estimator or Estimator(instance, cost)
+    solver = solver or StageSolver(instance, cost)
+    search = Search("dynamic", instance, budget, estimator)
+    for order in device_orders(instance):
+        for count in micro_batch_counts(instance):
+            if search.stopped:
+                return search.result()
+            for plan in _plans(instance, solver, order, count):
+                search.offer(plan)
+    return search.result()
+
+
+def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
+    """Up to `_COUNTS` micro-batch counts, spread in the logarithm, up to 8 a device."""
+    legal = legal_micro_batches(instance.global_batch, 1)
+    most = 8 * len(instance.cluster.devices)
+    near = [count for count in legal if count <= most] or [legal[0]]
+    where = np.unique(np.linspace(0, len(near) - 1, _COUNTS).round().astype(int))
+    return tuple(near[index] for index in where)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Inputs of the program. C meshes, K depths, N cuts, P positions in the line of devices.
+
+    seconds, tail: (C, K, N, N) by mesh, depth, start cut, stop cut; first, last: (C,) positions;
+    transfer: (P, N) seconds over the border before position p, at cut n.
+    """
+
+    meshes: tuple[Mesh, ...]
+    cuts: Ints
+    seconds: Floats
+    tail: Floats
+    first: Ints
+    last: Ints
+    transfer: Floats
+
+
+def _plans(
+    instance: Instance, solver: StageSolver, order: tuple[int, ...], count: int
+) -> Iterator[Plan]:
+    tables = _tables(instance, solver, order, count)
+    if tables is None:
+        return
+    ideal = _ideal(tables)
+    if not np.isfinite(ideal):
+        return
+    seen: set[tuple[tuple[int, int, int], ...]] = set()
+    for cap in _CAPS:
+        best, choice = _solve(
+            tables.seconds,
+            tables.tail,
+            tables.first,
+            tables.last,
+            tables.transfer,
+            cap * ideal,
+        )
+        stages = _backtrack(tables, best, choice)
+        if stages and stages not in seen:
+            seen.add(stages)
+            yield _make(instance, solver, tables, stages, count)
+
+
+def _tables(
+    instance: Instance, solver: StageSolver, order: tuple[int, ...], count: int
+) -> _Tables | None:
+    micro_batch = instance.global_batch // count
+    meshes: list[Mesh] = []
+    places: list[tuple[int, int]] = []
+    for start, stop in runs(instance, order):
+        for mesh in mesh_shapes(instance, order[start:stop], micro_batch):
+            meshes.append(mesh)
+            places.append((start, stop))
+    if not meshes:
+        return None
+    cuts = _cuts(instance)
+    depth = min(_DEPTH, len(order), len(cuts) - 1)
+    shape = (len(meshes), depth, len(cuts), len(cuts))
+    seconds, tail = np.full(shape, np.inf), np.zeros(shape)
+    for index, mesh in enumerate(meshes):
+        for stop in range(1, len(cuts)):
+            rows = _rows(solver, int(cuts[stop]), mesh, count, depth)
+            for k, row in enumerate(rows):
+                seconds[index, k, :stop, stop] = row.seconds[cuts[:stop]]
+                tail[index, k, :stop, stop] = row.tail[cuts[:stop]]
+    first, last = np.array(places, np.int64).T
+    transfer = _transfers(instance, order, cuts, micro_batch)
+    return _Tables(tuple(meshes), cuts, seconds, tail, first, last, transfer)
+
+
+def _rows(solver: StageSolver, stop: int, mesh: Mesh, count: int, depth: int) -> Iterator[StageRow]:
+    """Rows by depth; one row serves all depths where memory does not matter."""
+    loose = solver.row(stop, mesh, count, 1)
+    tight = solver.row(stop, mesh, count, min(count, depth))
+    if np.array_equal(loose.seconds, tight.seconds):
+        yield from (loose for _ in range(depth))
+        return
+    for k in range(depth):
+        yield solver.row(stop, mesh, count, min(count, k + 1))
+
+
+def _cuts(instance: Instance) -> Ints:
+    """Where stages may begin or end: all groups, or `_CUTS` that share the FLOPs evenly."""
+    groups = len(instance.graph.groups)
+    if groups <= _CUTS:
+        return np.arange(groups + 1)
+    works = [instance.graph.structure(index).work for index in range(groups)]
+    load = np.cumsum([w.flops(1) + w.backward_flops(1) + w.moved(1) for w in works])
+    wanted = np.linspace(0.0, load[-1], _CUTS + 1)[1:-1]
+    return np.unique(np.concatenate([[0], np.searchsorted(load, wanted) + 1, [groups]]))
+
+
+def _transfers(instance: Instance, order: tuple[int, ...], cuts: Ints, micro_batch: int) -> Floats:
+    """Seconds (there and back) over the border before each position, by cut; one stream."""
+    found = np.zeros((len(order) + 1, len(cuts)))
+    for position in range(1, len(order)):
+        pair = (order[position - 1 : position], order[position : position + 1])
+        for index, cut in enumerate(cuts):
+            floats, other = instance.graph.crossings[cut]
+            size = floats(micro_batch) * instance.bytes.activation + other(micro_batch)
+            found[position, index] = 2 * point_to_point(instance.cluster, *pair, size)
+    return found
+
+
+def _ideal(tables: _Tables) -> float:
+    """Seconds of a stage if all devices shared the work evenly: the unit of the caps.
+
+    Infinite if a single group fits nowhere.
+    """
+    width = np.array([len(mesh.devices) for mesh in tables.meshes])
+    groups = np.arange(len(tables.cuts) - 1)
+    alone = tables.seconds[:, :, groups, groups + 1].min(axis=1)
+    shared = (alone * width[:, None]).min(axis=0).sum() / tables.last.max()
+    return max(float(shared), float(alone.min(axis=0).max()))
+
+
+@numba.njit(cache=True)
+def _solve(
+    seconds: Floats, tail: Floats, first: Ints, last: Ints, transfer: Floats, cap: float
+) -> tuple[Floats, Ints]:
+    """Best sums by (stages behind, position, cut), and the (mesh, next cut) that gave them."""
+    meshes, depth, cuts, _ = seconds.shape
+    positions = len(transfer)
+    best = np.full((depth + 1, positions, cuts), np.inf)
+    choice = np.full((depth + 1, positions, cuts, 2), -1, np.int64)
+    best[0, positions - 1, cuts - 1] = 0.0
+    for k in range(depth):
+        for mesh in range(meshes):
+            a, b = first[mesh], last[mesh]
+            for stop in range(1, cuts):
+                behind = best[k, b, stop]
+                if behind == np.inf:
+                    continue
+                behind += transfer[b, stop] if k else 0.0
+                for start in range(stop):
+                    own = seconds[mesh, k, start, stop]
+                    if own > cap:
+                        continue
+                    total = behind + own + (tail[mesh, k, start, stop] if start == 0 else 0.0)
+                    if total < best[k + 1, a, start]:
+                        best[k + 1, a, start] = total
+                        choice[k + 1, a, start, 0] = mesh
+                        choice[k + 1, a, start, 1] = stop
+    return best, choice
+
+
+def _backtrack(tables: _Tables, best: Floats, choice: Ints) -> tuple[tuple[int, int, int], ...]:
+    """(mesh, start cut, stop cut) of each stage, first to last; empty if nothing fits."""
+    ends = best[:, :, 0]
+    depth, position = np.unravel_index(int(np.argmin(ends)), ends.shape)
+    if not np.isfinite(ends[depth, position]):
+        return ()
+    stages = []
+    cut = 0
+    for k in range(int(depth), 0, -1):
+        mesh, stop = (int(value) for value in choice[k, position, cut])
+        stages.append((mesh, cut, stop))
+        position, cut = tables.last[mesh], stop
+    return tuple(stages)
+
+
+def _make(
+    instance: Instance,
+    solver: StageSolver,
+    tables: _Tables,
+    stages: tuple[tuple[int, int, int], ...],
+    count: int,
+) -> Plan:
+    made = []
+    for index, (mesh_index, start_cut, stop_cut) in enumerate(stages):
+        mesh = tables.meshes[mesh_index]
+        start, stop = int(tables.cuts[start_cut]), int(tables.cuts[stop_cut])
+        held = min(count, len(stages) - index)
+        choices = solver.choices(start, stop, mesh, count, held)
+        made.append(Stage(start, stop, mesh, choices))
+    return make_plan(instance, tuple(made), count)

@@ -1,0 +1,91 @@
+"""Which devices a stage may take, and in which shape: enumeration shared by the searches.
+
+Devices are lined up island by island; a stage takes a run of the line. Inside a node a run is an
+aligned divisor of the node, beyond it a number of whole nodes, so that symmetric choices are
+offered once and a thousand devices have few runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+from rlplace.plan.types import Instance, Mesh
+
+#: With at most so many devices every run is allowed.
+_SMALL = 12
+#: At most so many orders of islands are tried.
+_ORDERS = 6
+
+
+def device_orders(instance: Instance) -> tuple[tuple[int, ...], ...]:
+    """Lines of devices: the islands in every order (up to a few), nodes whole inside each."""
+    islands = instance.cluster.islands
+    orders = list(permutations(islands))[:_ORDERS]
+    return tuple(tuple(device for island in order for device in island) for order in orders)
+
+
+def runs(instance: Instance, order: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Runs [start, stop) of a line of devices that a stage may take."""
+    count = len(order)
+    if count <= _SMALL:
+        return tuple((a, b) for b in range(1, count + 1) for a in range(b))
+    nodes = _node_bounds(instance, order)
+    found = {(0, count)}
+    for first, last in nodes:
+        size = last - first
+        for width in (w for w in range(1, size + 1) if size % w == 0):
+            found |= {(a, a + width) for a in range(first, last, width)}
+    for index in range(len(nodes)):
+        for more in range(index, len(nodes)):
+            width = more - index + 1
+            if width <= 4 or (width % 2 == 0 and width <= 8) or width & (width - 1) == 0:
+                found.add((nodes[index][0], nodes[more][1]))
+        found |= {(nodes[index][0], count), (0, nodes[index][1])}
+    return tuple(sorted(found, key=lambda run: (run[1], run[0])))
+
+
+def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) -> list[Mesh]:
+    """Meshes over a run of devices: tp inside nodes of one kind, dp over the rest.
+
+    Where replicas span nodes, sharding inside a node and replicating across (HSDP) is offered
+    beside sharding over all of them.
+
+    Args:
+        instance: The question.
+        devices: The run.
+        micro_batch: Samples of a micro-batch; dp divides it.
+    """
+    degrees = sorted({layout.degree for s in instance.graph.structures for layout in s.layouts})
+    found = []
+    for tp in (1, *degrees):
+        dp = len(devices) // tp
+        if len(devices) % tp or micro_batch % dp or (tp > 1 and not _whole(instance, devices, tp)):
+            continue
+        found.append(Mesh(devices, 1, dp, 1, tp))
+        nodes = Counter(instance.cluster.devices[device].node for device in devices)
+        inside = set(nodes.values())
+        if len(nodes) > 1 and len(inside) == 1 and (per := inside.pop()) > tp and per % tp == 0:
+            if any(level for level in instance.zero_levels):
+                found.append(Mesh(devices, len(nodes), per // tp, 1, tp))
+    return found
+
+
+def _whole(instance: Instance, devices: tuple[int, ...], tp: int) -> bool:
+    groups = (devices[start : start + tp] for start in range(0, len(devices), tp))
+    described = instance.cluster.devices
+    return all(len({(described[d].kind, described[d].node) for d in g}) == 1 for g in groups)
+
+
+def _node_bounds(instance: Instance, order: tuple[int, ...]) -> list[tuple[int, int]]:
+    bounds: list[tuple[int, int]] = []
+    start = 0
+    for index in range(1, len(order) + 1):
+        ends = index == len(order) or (
+            instance.cluster.devices[order[index]].node
+            != instance.cluster.devices[order[index - 1]].node
+        )
+        if ends:
+            bounds.append((start, index))
+            start = index
+    return bounds

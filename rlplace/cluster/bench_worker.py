@@ -36,8 +36,8 @@ MATMULS = (
     (1024, 1024, 2048),
 )
 
-#: Bytes of whole tensors.
-MESSAGES = (4 << 10, 64 << 10, 512 << 10, 2 << 20, 8 << 20)
+#: Bytes of whole tensors; two of them beyond the caches, where large gradients are.
+MESSAGES = (4 << 10, 128 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 #: Memory-bound ops run on `STREAM_BUFFERS` tensors in turn: each of the size of an activation,
 #: together larger than a cache.
@@ -130,16 +130,20 @@ def measure_launch(budget: float) -> float:
 
 
 def seconds_each(work: Callable[[], object], window: float) -> float:
-    """Seconds a call, the median of three windows in which every rank does the same."""
+    """Seconds of the core a call, the median of three windows in which all ranks do the same.
+
+    The thread's own time is counted, not the wall's: it is that of a core at full speed however
+    many ranks (or strangers) take turns on it, while caches and memory are shared as in a run.
+    """
     work()
     samples = []
     for _ in range(3):
         dist.barrier()
-        calls, start = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < window / 3 or calls == 0:
+        calls, start, used = 0, time.perf_counter(), time.thread_time()
+        while time.perf_counter() - start < window / 3 or calls == 0:
             work()
             calls += 1
-        samples.append(elapsed / calls)
+        samples.append((time.thread_time() - used) / calls)
     return median(samples)
 
 
@@ -207,22 +211,23 @@ def ping_pong(message: torch.Tensor) -> Callable[[], None]:
 
 
 def seconds_together(call: Callable[[], object], budget: float) -> float:
-    """Seconds a call, the median of five batches of the same number of calls on every rank."""
+    """Seconds a call on the wall, every rank making the same number of calls.
+
+    It is the lower quartile: where the machine is quiet it is the median, and where a stranger
+    takes a core away for milliseconds that is not the collective's cost.
+    """
     call()
     dist.barrier()
     start = time.perf_counter()
     call()
     trial = torch.tensor(time.perf_counter() - start)
     dist.all_reduce(trial, dist.ReduceOp.MAX)
-    calls = max(1, min(100, int(budget / 5 / trial.item())))
     samples = []
-    for _ in range(5):
-        dist.barrier()
+    for _ in range(max(4, min(200, int(budget / trial.item())))):
         start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        samples.append((time.perf_counter() - start) / calls)
-    return median(samples)
+        call()
+        samples.append(time.perf_counter() - start)
+    return sorted(samples)[len(samples) // 4]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import psutil
 from pydantic import TypeAdapter
 
 import rlplace
-from rlplace.cluster.figures import RankFigures, cpu_cluster
+from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_error
 from rlplace.cluster.types import Discovery
 from rlplace.errors import InputError, RankFailedError
 
@@ -28,7 +28,7 @@ MAX_RANKS = 64
 BUSY_SHARE = 0.07
 
 #: Share of the asked seconds that is measured; the rest goes into starting torch.
-MEASURED_SHARE = 0.5
+MEASURED_SHARE = 0.4
 
 #: Seconds that ranks may take beyond the asked ones, for their start on a slow or busy machine.
 GRACE = 90.0
@@ -68,7 +68,11 @@ def discover(ranks: int = 2, *, seconds: float = 8.0) -> Discovery:
     figures, others = _measure(ranks, cores, seconds)
     cluster = cpu_cluster(figures, len(cores), memory)
     elapsed = time.perf_counter() - start
-    return Discovery(cluster, elapsed, _notes(ranks, len(cores), before, others, elapsed))
+    notes = _notes(ranks, len(cores), before, others)
+    if cluster.curves:
+        error = fit_error(figures, cluster.curves)
+        notes.append(f"curves of collectives miss the measured sizes by {error:.0%} (median)")
+    return Discovery(cluster, elapsed, tuple(notes))
 
 
 def usable_cores() -> list[int]:
@@ -192,15 +196,14 @@ def _environment(ranks: int) -> dict[str, str]:
     }
 
 
-def _notes(ranks: int, cores: int, before: float, others: float, elapsed: float) -> tuple[str, ...]:
+def _notes(ranks: int, cores: int, before: float, others: float) -> list[str]:
     """What a person should know about the figures."""
     notes = [
         f"{ranks} ranks on {cores} cores, {ranks / cores:.3g} a core, one thread each",
         f"others used {before:.0%} of the cores before and {others:.0%} during the measurement",
-        f"measured in {elapsed:.1f} s, all ranks busy at once, fp32 on gloo",
     ]
     if max(before, others) > BUSY_SHARE:
-        notes.append("the machine was busy: rates are too low, repeat when it is idle")
+        notes.append("the machine was busy: links look slower than they are, repeat when idle")
     if (waiting := pressure()) is not None:
         notes.append(f"cpu pressure (avg10) at the end: {waiting:.0f} %")
-    return tuple(notes)
+    return notes

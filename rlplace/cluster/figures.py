@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -26,11 +26,11 @@ class RankFigures:
     """What one rank measured while all the others were as busy as itself.
 
     Args:
-        matmuls: (FLOPs, seconds) of matmuls of several sizes.
-        streams: (bytes read and written, seconds) of memory-bound ops.
-        launch: Seconds of an op on a tensor of a few elements.
+        matmuls: (FLOPs, seconds of its core) of matmuls of several sizes.
+        streams: (bytes read and written, seconds of its core) of memory-bound ops.
+        launch: Seconds of its core for an op on a tensor of a few elements.
         resident: Bytes of the process before it computed anything.
-        collectives: (kind, ranks of the group, bytes of the whole tensor, seconds).
+        collectives: (kind, ranks of the group, bytes of the whole tensor, seconds on the wall).
     """
 
     matmuls: tuple[tuple[float, float], ...]
@@ -60,10 +60,9 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 def cpu_cluster(figures: Sequence[RankFigures], cores: int, memory: int) -> Cluster:
     """This machine as a cluster of one node with a device for each rank.
 
-    The kind ``cpu`` describes one core at full speed: what a rank measured is multiplied by the
-    number of ranks that took turns on its core. Matmul seconds follow
-    ``(flops + half_flops) / (peak * max_efficiency)``, a line, so the same fit serves them and
-    the collectives.
+    The kind ``cpu`` describes one core at full speed, whether or not ranks share it. Matmul
+    seconds follow ``(flops + half_flops) / (peak * max_efficiency)``, a line, so the same fit
+    serves them and the collectives.
 
     Args:
         figures: Of each rank.
@@ -72,7 +71,7 @@ def cpu_cluster(figures: Sequence[RankFigures], cores: int, memory: int) -> Clus
     """
     ranks = len(figures)
     curves = fit_curves(figures)
-    kind = fit_kind(figures, cores, memory // ranks)
+    kind = fit_kind(figures, memory // ranks)
     p2p = next((curve for curve in curves if curve.kind == "p2p"), None)
     link = Link(kind.bandwidth, kind.launch_overhead, "memory")
     if p2p is not None:
@@ -81,25 +80,20 @@ def cpu_cluster(figures: Sequence[RankFigures], cores: int, memory: int) -> Clus
     return Cluster(devices, (Node(0, link),), (kind,), curves=curves, name=f"{ranks}xcpu")
 
 
-def fit_kind(figures: Sequence[RankFigures], cores: int, memory: int) -> DeviceKind:
+def fit_kind(figures: Sequence[RankFigures], memory: int) -> DeviceKind:
     """One core at full speed (see `cpu_cluster`); `memory` is that of a rank."""
-    sharing = Counter(rank % cores for rank in range(len(figures)))
-    shares = [sharing[rank % cores] for rank in range(len(figures))]
-    flops = [size for size, _ in figures[0].matmuls]
-    seconds = _over_ranks([figure.matmuls for figure in figures], shares)
+    flops, seconds = _over_ranks([figure.matmuls for figure in figures])
     intercept, slope = fit_line(flops, seconds)
-    best = max(size / time for size, time in zip(flops, seconds, strict=True))
-    peak = max(best, 1.0 / slope)
-    moved = [size for size, _ in figures[0].streams]
-    streams = _over_ranks([figure.streams for figure in figures], shares)
+    # No plan may beat the peak, so it is at least what was seen.
+    peak = max(1.0 / slope, *(size / time for size, time in zip(flops, seconds, strict=True)))
+    moved, streams = _over_ranks([figure.streams for figure in figures])
     bandwidth = max(size / time for size, time in zip(moved, streams, strict=True))
-    launch = [figure.launch / share for figure, share in zip(figures, shares, strict=True)]
     return DeviceKind(
         name="cpu",
         memory=memory,
         peak_flops={"fp32": peak},
         bandwidth=bandwidth,
-        launch_overhead=median(launch),
+        launch_overhead=median(figure.launch for figure in figures),
         max_efficiency=1.0 / slope / peak,
         half_flops=max(intercept / slope, 1.0),
         memory_efficiency=sum(moved) / sum(streams) / bandwidth,
@@ -110,24 +104,42 @@ def fit_kind(figures: Sequence[RankFigures], cores: int, memory: int) -> DeviceK
 
 def fit_curves(figures: Sequence[RankFigures]) -> tuple[CollectiveCurve, ...]:
     """One curve for each collective and group size, of the mean over the ranks that took part."""
-    points: dict[tuple[CollectiveKind, int], dict[float, list[float]]] = defaultdict(
+    return tuple(
+        CollectiveCurve(kind, ranks, *fit_line(list(times), list(times.values())))
+        for (kind, ranks), times in _points(figures).items()
+    )
+
+
+def fit_error(figures: Sequence[RankFigures], curves: Sequence[CollectiveCurve]) -> float:
+    """The median relative error of the curves at the sizes that were measured."""
+    points = _points(figures)
+    errors = [
+        abs((curve.latency + curve.seconds_per_byte * size) / seconds - 1.0)
+        for curve in curves
+        for size, seconds in points[curve.kind, curve.ranks].items()
+    ]
+    return median(errors) if errors else 0.0
+
+
+def _points(
+    figures: Sequence[RankFigures],
+) -> dict[tuple[CollectiveKind, int], dict[float, float]]:
+    """Mean seconds by collective and group size, then by bytes."""
+    found: dict[tuple[CollectiveKind, int], dict[float, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for figure in figures:
         for kind, ranks, size, seconds in figure.collectives:
-            points[kind, ranks][size].append(seconds)
-    curves = []
-    for (kind, ranks), times in points.items():
-        latency, slope = fit_line(list(times), [fmean(values) for values in times.values()])
-        curves.append(CollectiveCurve(kind, ranks, latency, slope))
-    return tuple(curves)
+            found[kind, ranks][size].append(seconds)
+    return {
+        case: {size: fmean(values) for size, values in times.items()}
+        for case, times in found.items()
+    }
 
 
 def _over_ranks(
-    measured: Sequence[tuple[tuple[float, float], ...]], shares: Sequence[int]
-) -> list[float]:
-    """Seconds of each size on a core of one's own: the median over the ranks."""
-    return [
-        median(point[1] / share for point, share in zip(points, shares, strict=True))
-        for points in zip(*measured, strict=True)
-    ]
+    measured: Sequence[tuple[tuple[float, float], ...]],
+) -> tuple[list[float], list[float]]:
+    """Sizes, and the median over the ranks of the seconds of each."""
+    sizes = [size for size, _ in measured[0]]
+    return sizes, [median(time for _, time in points) for points in zip(*measured, strict=True)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_line
+from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_curves, fit_error, fit_line
 from rlplace.cluster.types import CollectiveKind
 
 SIZES = [4096.0, 65536.0, 524288.0, 8388608.0]
@@ -35,12 +37,12 @@ def test_small_sizes_count_as_much_as_large_ones() -> None:
 CASES: list[tuple[CollectiveKind, int]] = [("p2p", 2), ("all_reduce", 2), ("all_reduce", 4)]
 
 
-def figures(share: int, rate: float = 1e11, half: float = 1e7) -> RankFigures:
-    """A rank that shares its core with `share - 1` others; the core does `rate` FLOP/s."""
+def figures(rate: float = 1e11, half: float = 1e7) -> RankFigures:
+    """A rank whose core does `rate` FLOP/s and moves 10 GB/s at best."""
     return RankFigures(
-        matmuls=tuple((x, share * (x + half) / rate) for x in FLOPS),
-        streams=((3e6, share * 3e6 / 1e10), (2e6, share * 2e6 / 5e9)),
-        launch=share * 2e-6,
+        matmuls=tuple((x, (x + half) / rate) for x in FLOPS),
+        streams=((3e6, 3e6 / 1e10), (2e6, 2e6 / 5e9)),
+        launch=2e-6,
         resident=300 << 20,
         collectives=tuple(
             (kind, ranks, size, 1e-4 * ranks + 1e-9 * size)
@@ -50,11 +52,9 @@ def figures(share: int, rate: float = 1e11, half: float = 1e7) -> RankFigures:
     )
 
 
-@pytest.mark.parametrize(("ranks", "cores", "shares"), [(2, 2, (1, 1)), (3, 2, (2, 1, 2))])
-def test_the_kind_is_one_core_at_full_speed(
-    ranks: int, cores: int, shares: tuple[int, ...]
-) -> None:
-    cluster = cpu_cluster([figures(share) for share in shares], cores, memory=ranks << 30)
+@pytest.mark.parametrize(("ranks", "cores"), [(2, 2), (3, 2), (4, 2), (1, 4)])
+def test_the_kind_is_one_core_at_full_speed(ranks: int, cores: int) -> None:
+    cluster = cpu_cluster([figures()] * ranks, cores, memory=ranks << 30)
     kind = cluster.kinds[0]
     assert kind.peak_flops["fp32"] * kind.max_efficiency == pytest.approx(1e11)
     assert kind.half_flops == pytest.approx(1e7)
@@ -67,7 +67,7 @@ def test_the_kind_is_one_core_at_full_speed(
 
 
 def test_curves_and_link() -> None:
-    cluster = cpu_cluster([figures(2) for _ in range(4)], 2, memory=4 << 30)
+    cluster = cpu_cluster([figures()] * 4, 2, memory=4 << 30)
     curves = {(curve.kind, curve.ranks): curve for curve in cluster.curves}
     assert set(curves) == {("p2p", 2), ("all_reduce", 2), ("all_reduce", 4)}
     assert curves["all_reduce", 4].latency == pytest.approx(4e-4)
@@ -75,9 +75,25 @@ def test_curves_and_link() -> None:
     assert cluster.link(0, 3).latency == pytest.approx(2e-4)
 
 
+def test_a_slow_outlier_does_not_count() -> None:
+    cluster = cpu_cluster([figures(), figures(rate=1e9), figures()], 3, memory=3 << 30)
+    assert cluster.kinds[0].peak_flops["fp32"] == pytest.approx(1e11)
+
+
 def test_no_rate_exceeds_the_peak() -> None:
-    cluster = cpu_cluster([figures(1, half=0.0)], 1, memory=1 << 30)
+    cluster = cpu_cluster([figures(half=0.0)], 1, memory=1 << 30)
     kind = cluster.kinds[0]
     assert 0 < kind.max_efficiency <= 1
     assert kind.half_flops > 0
-    assert kind.peak_flops["fp32"] >= max(x / t for x, t in figures(1, half=0.0).matmuls)
+    assert kind.peak_flops["fp32"] >= max(x / t for x, t in figures(half=0.0).matmuls)
+
+
+def test_error_of_the_curves() -> None:
+    curves = fit_curves([figures()])
+    assert fit_error([figures()], curves) == pytest.approx(0.0, abs=1e-6)
+    twice = [
+        replace(curve, latency=2 * curve.latency, seconds_per_byte=2 * curve.seconds_per_byte)
+        for curve in curves
+    ]
+    assert fit_error([figures()], twice) == pytest.approx(1.0)
+    assert fit_error([figures()], ()) == 0.0

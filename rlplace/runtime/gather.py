@@ -1,0 +1,100 @@
+"""What all ranks noted, brought together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlplace.plan.types import Plan
+from rlplace.runtime.assemble import Assembly
+from rlplace.runtime.measure import Measurement, merge
+from rlplace.runtime.memory import tensor_bytes
+from rlplace.runtime.world import World
+from rlplace.simulate.types import Event, MemoryUse
+
+
+@dataclass
+class Notes:
+    """What one rank noted.
+
+    Args:
+        starts: Clock at the start of each step (s).
+        ends: Clock at the end of each step (s).
+        losses: Its share of the loss of each step; empty but on one tp rank of the last stage.
+        events: The events of each step.
+        memory: Its peak bytes.
+        resident: By how many bytes its resident set grew.
+        traffic: Bytes it gave to each kind of communication, all steps.
+    """
+
+    starts: list[float]
+    ends: list[float]
+    losses: list[float]
+    events: list[list[Event]]
+    memory: MemoryUse
+    resident: int
+    traffic: dict[str, int]
+
+
+def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measurement:
+    """The measurement, on every rank the same."""
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, own)
+    notes: list[Notes] = every
+    begins = [min(n.starts[i] for n in notes) for i in range(len(own.starts))]
+    times = [max(n.ends[i] for n in notes) - begin for i, begin in enumerate(begins)]
+    counted = sorted(range(warmup, len(times)), key=lambda index: times[index])
+    middle = counted[len(counted) // 2]
+    traffic: Counter[str] = Counter()
+    for note in notes:
+        traffic.update(note.traffic)
+    return Measurement(
+        step_times=tuple(times[warmup:]),
+        warmup=warmup,
+        losses=tuple(map(sum, zip(*(n.losses for n in notes if n.losses), strict=True))),
+        memory=tuple(n.memory for n in notes),
+        resident_growth=tuple(n.resident for n in notes),
+        timeline=merge([e for n in notes for e in n.events[middle]], begins[middle], "measured"),
+        traffic={kind: total // len(times) for kind, total in sorted(traffic.items())},
+        device=world.device.type,
+        graph=plan.graph,
+    )
+
+
+def memory_use(assembly: Assembly, activations: int) -> MemoryUse:
+    """Peak bytes of this rank: what stays, and what the activations needed on top."""
+    held = [*assembly.params().values(), *assembly.buffers().values()]
+    states = assembly.optimizer.state.values() if assembly.optimizer is not None else ()
+    moments = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    return MemoryUse(
+        params=tensor_bytes(held),
+        gradients=assembly.reducer.gradient_bytes if assembly.reducer is not None else 0,
+        optimizer=tensor_bytes(moments),
+        activations=activations,
+    )
+
+
+def traffic_of(assembly: Assembly) -> dict[str, int]:
+    """Bytes that this rank gave to each kind of communication so far."""
+    sent = sum(channel.bytes_sent for channel in assembly.channels)
+    reduced = assembly.reducer.bytes_reduced if assembly.reducer is not None else 0
+    return {"all_reduce": reduced, "p2p": sent}
+
+
+def full_tensors(world: World, assembly: Assembly) -> dict[str, torch.Tensor]:
+    """Gradients, weights and buffers of the whole model, on rank 0; empty on the others."""
+    own: dict[str, torch.Tensor] = {}
+    if assembly.replica == 0:
+        for name, param in assembly.params().items():
+            own[f"weight/{name}"] = param.detach().cpu()
+            if param.grad is not None:
+                own[f"gradient/{name}"] = param.grad.cpu().clone()
+        for name, buffer in assembly.buffers().items():
+            own[f"buffer/{name}"] = buffer.detach().cpu()
+    every: list[Any] | None = [None] * world.size if world.rank == 0 else None
+    dist.gather_object(own, every)
+    return {name: tensor for part in every or [] for name, tensor in part.items()}

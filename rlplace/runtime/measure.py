@@ -1,0 +1,146 @@
+"""What a run measured: step times, memory of each rank, losses, one step as a timeline."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlplace.errors import InputError
+from rlplace.simulate.types import Event, MemoryUse, Timeline
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a run of a plan measured.
+
+    Args:
+        step_times: Seconds of each measured step, from the first rank's start to the last rank's
+            end.
+        warmup: Steps before them that are not counted.
+        losses: Mean loss of the global batch of every step, warm-up included.
+        memory: Peak bytes of each rank, by cause; idle ranks have zeros.
+        resident_growth: By how many bytes the resident set of each rank grew in the run; for
+            information (the allocator keeps what it once had).
+        timeline: One measured step.
+        traffic: Bytes that one step gives to each kind of communication, over all ranks.
+        device: ``cpu`` or ``cuda``.
+        graph: Fingerprint of the graph.
+        tensors: Full gradients and weights by name (``gradient/NAME``, ``weight/NAME``), where
+            asked for; not saved.
+    """
+
+    step_times: tuple[float, ...]
+    warmup: int
+    losses: tuple[float, ...]
+    memory: tuple[MemoryUse, ...]
+    resident_growth: tuple[int, ...] = ()
+    timeline: Timeline = field(default_factory=lambda: Timeline(()))
+    traffic: dict[str, int] = field(default_factory=dict)
+    device: str = "cpu"
+    graph: str = ""
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def step_time(self) -> float:
+        """Median of the step times (s)."""
+        return float(np.median(self.step_times))
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range of the step times (s)."""
+        low, high = np.percentile(self.step_times, [25, 75])
+        return float(high - low)
+
+    @property
+    def peak_memory(self) -> tuple[float, ...]:
+        """Peak bytes of each rank."""
+        return tuple(use.total for use in self.memory)
+
+    def save(self, path: str | Path) -> None:
+        """Write everything but `tensors` as JSON."""
+        content = {"format": FORMAT} | asdict(replace(self, tensors={}))
+        del content["tensors"]
+        target = Path(path)
+        scratch = target.with_name(target.name + ".part")
+        scratch.write_text(json.dumps(content, indent=1) + "\n")
+        scratch.replace(target)
+
+    @staticmethod
+    def load(path: str | Path) -> Measurement:
+        """Read a measurement from JSON.
+
+        Raises:
+            InputError: If there is no such file, or it is not a measurement of this format.
+        """
+        try:
+            content = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise InputError("measurement file", str(path), "cannot be read") from error
+        except json.JSONDecodeError as error:
+            rule = f"is not JSON (line {error.lineno}); the file may be cut off"
+            raise InputError("measurement file", str(path), rule) from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            rule = f"is not a measurement of format {FORMAT}"
+            raise InputError("measurement file", str(path), rule, FORMAT)
+        return _parse(content)
+
+
+def _parse(content: dict[str, Any]) -> Measurement:
+    line = content["timeline"]
+    return Measurement(
+        step_times=tuple(content["step_times"]),
+        warmup=content["warmup"],
+        losses=tuple(content["losses"]),
+        memory=tuple(MemoryUse(**use) for use in content["memory"]),
+        resident_growth=tuple(content["resident_growth"]),
+        timeline=Timeline(tuple(Event(**event) for event in line["events"]), line["title"]),
+        traffic=content["traffic"],
+        device=content["device"],
+        graph=content["graph"],
+    )
+
+
+class Recorder:
+    """Notes the events of a step on one rank, where it is switched on.
+
+    Args:
+        rank: The rank.
+        device: Where it computes; a GPU is waited for at the end of each event.
+    """
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank, self._device = rank, device
+        self.active = False
+        self.events: list[Event] = []
+
+    @contextmanager
+    def event(self, kind: str, stage: int = -1, micro_batch: int = -1) -> Iterator[None]:
+        """Note what runs inside; `time.perf_counter` is one clock for all processes of a host."""
+        if not self.active:
+            yield
+            return
+        start = time.perf_counter()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        event = Event(self._rank, kind, stage, micro_batch, start, time.perf_counter())
+        self.events.append(event)
+
+
+def merge(events: list[Event], origin: float, title: str = "") -> Timeline:
+    """Events of all ranks in order, in seconds since `origin`."""
+    moved = [
+        Event(e.device, e.kind, e.stage, e.micro_batch, e.start - origin, e.end - origin)
+        for e in events
+    ]
+    return Timeline(tuple(sorted(moved, key=lambda e: (e.start, e.device, e.end))), title)

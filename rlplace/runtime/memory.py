@@ -1,0 +1,82 @@
+"""Bytes that tensors hold while a step runs; the allocator of a CPU does not tell."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Held:
+    """A claim on the storage of a tensor; it ends with this object."""
+
+    def __init__(self, tensor: torch.Tensor, tracker: ActivationTracker) -> None:
+        self.tensor = tensor
+        self._tracker = tracker
+        tracker.claim(tensor)
+
+    def __del__(self) -> None:
+        self._tracker.release(self.tensor)
+
+
+class ActivationTracker:
+    """Counts the storages that autograd keeps for backward, each once, and their peak.
+
+    Args:
+        known: Tensors that are counted elsewhere: parameters and buffers.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        self._known = {_key(tensor) for tensor in known}
+        self._claims: dict[int, int] = {}
+        self.current = 0
+        self.peak = 0
+
+    def claim(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor, if nobody has claimed it yet."""
+        key = _key(tensor)
+        if key in self._known:
+            return
+        self._claims[key] = self._claims.get(key, 0) + 1
+        if self._claims[key] == 1:
+            self.current += tensor.untyped_storage().nbytes()
+            self.peak = max(self.peak, self.current)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """End a claim."""
+        key = _key(tensor)
+        if key not in self._claims:
+            return
+        self._claims[key] -= 1
+        if not self._claims[key]:
+            del self._claims[key]
+            self.current -= tensor.untyped_storage().nbytes()
+
+    def hold(self, tensor: torch.Tensor) -> Held:
+        """A claim that lasts as long as the object that is returned."""
+        return Held(tensor.detach(), self)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Claim every tensor that autograd saves inside."""
+        with torch.autograd.graph.saved_tensors_hooks(self.hold, lambda held: held.tensor):
+            yield
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages of some tensors."""
+    found = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(found.values())
+
+
+def resident_peak() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,71 @@
+"""What is looked at on every rank before the first collective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from rlplace.cluster.types import Cluster, Device, DeviceKind, Link, Node
+from rlplace.errors import InputError
+from rlplace.graph.program import Program
+from rlplace.graph.types import OpGraph
+from rlplace.plan.check import check
+from rlplace.plan.types import Instance, Plan
+from rlplace.runtime.split import match
+
+#: ZeRO levels and precisions that the runtime executes.
+ZERO_LEVELS = (0,)
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> None:
+    """Refuse a plan that these ranks cannot run on this model.
+
+    Raises:
+        InputError: With the field, the value, the rule and the nearest legal value.
+    """
+    needed = max(plan.devices, default=0) + 1
+    if needed > world_size:
+        rule = f"torchrun started {world_size} ranks, the plan uses {needed}"
+        raise InputError("world size", world_size, rule, f"--nproc-per-node {needed}")
+    instance = Instance(
+        graph,
+        _ranks(world_size),
+        plan.global_batch,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        attention=plan.attention,
+    )
+    check(instance, replace(plan, cluster=instance.cluster.fingerprint))
+    match(program, graph)
+    _check_supported(plan)
+    _check_loss(program)
+
+
+def _check_supported(plan: Plan) -> None:
+    for index, stage in enumerate(plan.stages):
+        levels = {choice.zero for choice in stage.choices}
+        if stage.mesh.dp_shard > 1 and not levels <= set(ZERO_LEVELS):
+            rule = f"the runtime executes the ZeRO levels {', '.join(map(str, ZERO_LEVELS))}"
+            raise InputError(f"plan.stages[{index}].choices.zero", sorted(levels), rule, 0)
+    if plan.precision not in PRECISIONS:
+        rule = f"the runtime executes {', '.join(PRECISIONS)}"
+        raise InputError("plan.precision", plan.precision, rule, "fp32")
+
+
+def _check_loss(program: Program) -> None:
+    node = next(n for n in program.exported.graph.nodes if n.name == program.outputs[0])
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.ndim or not value.dtype.is_floating_point:
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        rule = "the first output of forward must be the mean loss, a scalar float tensor"
+        raise InputError("model", shape, rule)
+
+
+def _ranks(count: int) -> Cluster:
+    """A stand-in for a cluster: as many equal devices as there are ranks."""
+    peak = dict.fromkeys(("fp32", "tf32", "bf16", "fp16", "fp8"), 1.0)
+    kind = DeviceKind("rank", 1, peak, 1.0)
+    node = Node(0, Link(1.0, 0.0))
+    return Cluster(tuple(Device(i, "rank", 0) for i in range(count)), (node,), (kind,))

@@ -1,0 +1,180 @@
+"""The ranks of a run: joining them, groups of them, and one word when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.rendezvous import rendezvous
+
+from rlplace.errors import InputError, RankFailedError
+
+T = TypeVar("T")
+
+_FAILURE = "rlplace/failure"
+#: Seconds that a rank gives the one that failed first to say why.
+_GRACE = 1.0
+
+
+@dataclass
+class World:
+    """All ranks, as one of them sees them.
+
+    Args:
+        rank: This rank.
+        size: Number of ranks.
+        store: Key-value store that all ranks reach without a collective.
+        device: Where this rank computes.
+        timeout: Seconds that a collective or a message may take.
+        owned: Whether `close` may end the process group.
+        joined: How often this rank has joined the store before; keeps the words of runs apart.
+    """
+
+    rank: int
+    size: int
+    store: Store
+    device: torch.device
+    timeout: float
+    owned: bool
+    joined: int = 0
+    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _backward: Any = None
+    _rounds: int = 0
+
+    def group(self, ranks: Iterable[int]) -> Any:
+        """The process group of some ranks; every rank must ask for the same ones in order."""
+        members = tuple(sorted(set(ranks)))
+        if members not in self._groups:
+            self._groups[members] = dist.new_group(
+                list(members), timeout=timedelta(seconds=self.timeout)
+            )
+        return self._groups[members]
+
+    def direction(self, backward: bool) -> Any:
+        """The group for messages of one direction.
+
+        NCCL ignores tags and keeps the messages of a pair in order, so activations and gradients
+        each have a group of their own.
+        """
+        if not backward:
+            return dist.group.WORLD
+        if self._backward is None:
+            self._backward = dist.new_group(timeout=timedelta(seconds=self.timeout))
+        return self._backward
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do what may fail on one rank alone; then wait, without a collective, for all to agree.
+
+        Raises:
+            RankFailedError: With the first error of another rank; this rank raises its own.
+        """
+        try:
+            result = work()
+        except Exception as error:
+            self._agree(error)
+            raise
+        self._agree(None)
+        return result
+
+    def _agree(self, error: Exception | None) -> None:
+        self._rounds += 1
+        prefix = f"rlplace/agree/{self.joined}/{self._rounds}"
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        self.store.set(f"{prefix}/{self.rank}", text)
+        if error is not None:
+            return
+        for rank in range(self.size):
+            said = self._wait_for(f"{prefix}/{rank}", rank)
+            if said:
+                raise RankFailedError(f"rank {rank} refused the run: {said}")
+
+    def _wait_for(self, key: str, rank: int) -> str:
+        try:
+            self.store.wait([key], timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            raise RankFailedError(
+                f"rank {rank} said nothing for {self.timeout:.0f} s before the first collective"
+            ) from error
+        return str(self.store.get(key).decode())
+
+    def fail(self, error: BaseException) -> RankFailedError:
+        """Tell the others that this rank failed, unless one of them did so before.
+
+        Returns:
+            What to raise here: it names the rank that failed first, and why.
+        """
+        own = {"rank": self.rank, "cause": f"{type(error).__name__}: {error}"}
+        if isinstance(error, RuntimeError):
+            time.sleep(_GRACE)  # a lost connection is an echo: the rank that caused it speaks first
+        try:
+            first = json.loads(self.store.compare_set(_FAILURE, "", json.dumps(own)).decode())
+        except (RuntimeError, ValueError):
+            first = own
+        return RankFailedError(f"rank {first['rank']} failed: {first['cause']}")
+
+    def close(self) -> None:
+        """Leave the process group, if this module made it."""
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(device: str = "cpu", timeout: float = 600.0) -> World:
+    """Join the ranks that torchrun started, or take the process group that there is.
+
+    Each restart of torchrun gets a name space of its own in the store, so that it never meets
+    the addresses of the attempt before.
+
+    Args:
+        device: ``cpu`` (gloo) or ``cuda`` (NCCL).
+        timeout: Seconds that a collective or a message may take.
+
+    Raises:
+        InputError: If torchrun did not start this process, or the device is unknown.
+    """
+    if device not in ("cpu", "cuda"):
+        raise InputError("device", device, "must be cpu or cuda", "cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    place = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    else:
+        pin(local)
+    owned = not dist.is_initialized()
+    if owned:
+        _init("nccl" if device == "cuda" else "gloo", timeout)
+    store = _get_default_store()
+    rank = dist.get_rank()
+    joined = store.add(f"rlplace/joined/{rank}", 1)
+    return World(rank, dist.get_world_size(), store, place, timeout, owned, joined)
+
+
+def _init(backend: str, timeout: float) -> None:
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        rule = "is not set: start with torchrun, or make a process group first"
+        raise InputError("environment", missing[0], rule, "torchrun --nproc-per-node N ...")
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"att{attempt}", store),
+        rank=rank,
+        world_size=size,
+        timeout=limit,
+    )
+
+
+def pin(local_rank: int) -> None:
+    """Give this rank a core of its own (or its share of one) and one thread."""
+    torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[local_rank % len(cores)]})

@@ -74,16 +74,18 @@ def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Inputs of the program. C meshes, K depths, N cuts, P positions in the line of devices.
+    """Inputs of the program. M meshes of C classes, K depths, N cuts, P positions in the line.
 
-    seconds, tail: (C, K, N, N) by mesh, depth, start cut, stop cut; first, last: (C,) positions;
-    transfer: (P, N) seconds over the border before position p, at cut n.
+    seconds, tail: (C, K, N, N) by class, depth, start cut, stop cut; kind, first, last: (M,) class
+    and positions of each mesh; transfer: (P, N) seconds over the border before position p, at cut
+    n.
     """
 
     meshes: tuple[Mesh, ...]
     cuts: Ints
     seconds: Floats
     tail: Floats
+    kind: Ints
     first: Ints
     last: Ints
     transfer: Floats
@@ -103,6 +105,7 @@ def _plans(
         best, choice = _solve(
             tables.seconds,
             tables.tail,
+            tables.kind,
             tables.first,
             tables.last,
             tables.transfer,
@@ -128,17 +131,21 @@ def _tables(
         return None
     cuts = _cuts(instance)
     depth = min(_DEPTH, len(order), len(cuts) - 1)
-    shape = (len(meshes), depth, len(cuts), len(cuts))
+    numbers = [solver.mesh_class(mesh) for mesh in meshes]
+    of_class = {number: mesh for number, mesh in zip(numbers, meshes, strict=True)}
+    shape = (len(of_class), depth, len(cuts), len(cuts))
     seconds, tail = np.full(shape, np.inf), np.zeros(shape)
-    for index, mesh in enumerate(meshes):
+    for index, mesh in enumerate(of_class.values()):
         for stop in range(1, len(cuts)):
             rows = _rows(solver, int(cuts[stop]), mesh, count, depth)
             for k, row in enumerate(rows):
                 seconds[index, k, :stop, stop] = row.seconds[cuts[:stop]]
                 tail[index, k, :stop, stop] = row.tail[cuts[:stop]]
+    index_of = {number: index for index, number in enumerate(of_class)}
+    kind = np.array([index_of[number] for number in numbers], np.int64)
     first, last = np.array(places, np.int64).T
     transfer = _transfers(instance, order, cuts, micro_batch)
-    return _Tables(tuple(meshes), cuts, seconds, tail, first, last, transfer)
+    return _Tables(tuple(meshes), cuts, seconds, tail, kind, first, last, transfer)
 
 
 def _rows(solver: StageSolver, stop: int, mesh: Mesh, count: int, depth: int) -> Iterator[StageRow]:
@@ -182,34 +189,40 @@ def _ideal(tables: _Tables) -> float:
     """
     width = np.array([len(mesh.devices) for mesh in tables.meshes])
     groups = np.arange(len(tables.cuts) - 1)
-    alone = tables.seconds[:, :, groups, groups + 1].min(axis=1)
+    alone = tables.seconds[:, :, groups, groups + 1].min(axis=1)[tables.kind]
     shared = (alone * width[:, None]).min(axis=0).sum() / tables.last.max()
     return max(float(shared), float(alone.min(axis=0).max()))
 
 
 @numba.njit(cache=True)
 def _solve(
-    seconds: Floats, tail: Floats, first: Ints, last: Ints, transfer: Floats, cap: float
+    seconds: Floats,
+    tail: Floats,
+    kind: Ints,
+    first: Ints,
+    last: Ints,
+    transfer: Floats,
+    cap: float,
 ) -> tuple[Floats, Ints]:
     """Best sums by (stages behind, position, cut), and the (mesh, next cut) that gave them."""
-    meshes, depth, cuts, _ = seconds.shape
+    _, depth, cuts, _ = seconds.shape
     positions = len(transfer)
     best = np.full((depth + 1, positions, cuts), np.inf)
     choice = np.full((depth + 1, positions, cuts, 2), -1, np.int64)
     best[0, positions - 1, cuts - 1] = 0.0
     for k in range(depth):
-        for mesh in range(meshes):
-            a, b = first[mesh], last[mesh]
+        for mesh in range(len(kind)):
+            c, a, b = kind[mesh], first[mesh], last[mesh]
             for stop in range(1, cuts):
                 behind = best[k, b, stop]
                 if behind == np.inf:
                     continue
                 behind += transfer[b, stop] if k else 0.0
                 for start in range(stop):
-                    own = seconds[mesh, k, start, stop]
+                    own = seconds[c, k, start, stop]
                     if own > cap:
                         continue
-                    total = behind + own + (tail[mesh, k, start, stop] if start == 0 else 0.0)
+                    total = behind + own + (tail[c, k, start, stop] if start == 0 else 0.0)
                     if total < best[k + 1, a, start]:
                         best[k + 1, a, start] = total
                         choice[k + 1, a, start, 0] = mesh

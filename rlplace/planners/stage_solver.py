@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -81,8 +82,10 @@ class StageSolver:
 
     instance: Instance
     cost: AnalyticCost = field(default_factory=AnalyticCost)
-    _tables: dict[tuple[object, ...], _Table] = field(default_factory=dict)
-    _rows: dict[tuple[object, ...], StageRow] = field(default_factory=dict)
+    _classes: dict[Mesh, int] = field(default_factory=dict)
+    _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _tables: dict[tuple[int, int, int], _Table] = field(default_factory=dict)
+    _rows: dict[tuple[int, int, int, int], StageRow] = field(default_factory=dict)
 
     def row(self, stop: int, mesh: Mesh, micro_batches: int, in_flight: int) -> StageRow:
         """The best stage [start, stop) for every start in 0..stop-1.
@@ -93,7 +96,7 @@ class StageSolver:
             micro_batches: Micro-batches of a step.
             in_flight: Micro-batches held at the peak.
         """
-        key = (*self._key(mesh, micro_batches, in_flight), stop)
+        key = (self.mesh_class(mesh), micro_batches, in_flight, stop)
         if key not in self._rows:
             table = self._table(mesh, micro_batches, in_flight)
             limit = self._limit(mesh)
@@ -133,9 +136,13 @@ class StageSolver:
         """What each group reads (see `boundaries`)."""
         return boundaries(self.instance.graph)
 
-    def _key(self, mesh: Mesh, micro_batches: int, in_flight: int) -> tuple[object, ...]:
-        looks = self.cost.view(self.instance.cluster, mesh)
-        return (looks, self._limit(mesh), micro_batches, in_flight)
+    def mesh_class(self, mesh: Mesh) -> int:
+        """A number that is equal for meshes on which every stage costs the same."""
+        if mesh not in self._classes:
+            looks = self.cost.view(self.instance.cluster, mesh)
+            number = self._numbers.setdefault((looks, self._limit(mesh)), len(self._numbers))
+            self._classes[mesh] = number
+        return self._classes[mesh]
 
     def _limit(self, mesh: Mesh) -> float:
         """Bytes for states and activations on the tightest device of the mesh."""
@@ -146,7 +153,7 @@ class StageSolver:
         )
 
     def _table(self, mesh: Mesh, micro_batches: int, in_flight: int) -> _Table:
-        key = self._key(mesh, micro_batches, in_flight)
+        key = (self.mesh_class(mesh), micro_batches, in_flight)
         if key not in self._tables:
             self._tables[key] = self._build(mesh, micro_batches, in_flight)
         return self._tables[key]
@@ -220,29 +227,91 @@ def _table(
 
 
 def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow:
-    def over(sums: Floats) -> Floats:
-        """Sum of groups start to stop - 1, (P, stop)."""
-        return sums[:, stop : stop + 1] - sums[:, :stop]
-
-    forward, backward, reduce = over(table.forward), over(table.backward), over(table.reduce)
-    first = table.group_reduce[:, :stop]
-    hidden = table.hidden
-    tail = (1.0 - hidden) * reduce + np.maximum(hidden * first, hidden * reduce - backward)
-    tail = tail + over(table.optimizer)
-    peak = np.maximum.accumulate(table.transient[:, :stop][:, ::-1], axis=1)[:, ::-1]
-    memory = over(table.bytes) + peak
-    seconds = forward + backward
-    total = np.where(memory <= limit, micro_batches * seconds + tail, np.inf)
-    best, leanest = total.argmin(axis=0), memory.argmin(axis=0)
-    column = np.arange(stop)
-    fits = np.isfinite(total[best, column])
-    level = np.where(fits, best, leanest)
-    return StageRow(
-        seconds=np.where(fits, seconds[level, column], np.inf),
-        forward=forward[level, column],
-        tail=tail[level, column],
-        memory=memory[level, column],
-        overflow=np.where(fits, 0.0, memory[level, column] - limit),
-        level=level.astype(np.int64),
-        lean_seconds=seconds[level, column],
+    columns = np.empty((6, stop))
+    level = np.empty(stop, np.int64)
+    _fill_row(
+        table.forward,
+        table.backward,
+        table.reduce,
+        table.optimizer,
+        table.bytes,
+        table.group_reduce,
+        table.transient,
+        table.hidden,
+        stop,
+        micro_batches,
+        limit,
+        columns,
+        level,
     )
+    seconds, forward, tail, memory, overflow, lean = columns
+    return StageRow(seconds, forward, tail, memory, overflow, level, lean)
+
+
+@numba.njit(cache=True)
+def _fill_row(
+    forward: Floats,
+    backward: Floats,
+    reduce: Floats,
+    optimizer: Floats,
+    size: Floats,
+    group_reduce: Floats,
+    transient: Floats,
+    hidden: float,
+    stop: int,
+    micro_batches: int,
+    limit: float,
+    columns: Floats,
+    level: Ints,
+) -> None:
+    """Fill a `StageRow`: for each start the quickest price that fits, else the leanest."""
+    prices = len(forward)
+    peak = np.zeros(prices)
+    for start in range(stop - 1, -1, -1):
+        best, leanest, best_total, least = -1, 0, np.inf, np.inf
+        for price in range(prices):
+            peak[price] = max(peak[price], transient[price, start])
+            memory = size[price, stop] - size[price, start] + peak[price]
+            if memory < least:
+                leanest, least = price, memory
+            if memory > limit:
+                continue
+            back = backward[price, stop] - backward[price, start]
+            front = forward[price, stop] - forward[price, start]
+            tail = _tail(reduce, optimizer, group_reduce, hidden, price, start, stop, back)
+            if micro_batches * (front + back) + tail < best_total:
+                best, best_total = price, micro_batches * (front + back) + tail
+        chosen = best if best >= 0 else leanest
+        front = forward[chosen, stop] - forward[chosen, start]
+        back = backward[chosen, stop] - backward[chosen, start]
+        memory = size[chosen, stop] - size[chosen, start] + peak[chosen]
+        level[start] = chosen
+        columns[0, start] = front + back if best >= 0 else np.inf
+        columns[1, start] = front
+        columns[2, start] = _tail(
+            reduce, optimizer, group_reduce, hidden, chosen, start, stop, back
+        )
+        columns[3, start] = memory
+        columns[4, start] = 0.0 if best >= 0 else memory - limit
+        columns[5, start] = front + back
+
+
+@numba.njit(cache=True)
+def _tail(
+    reduce: Floats,
+    optimizer: Floats,
+    group_reduce: Floats,
+    hidden: float,
+    price: int,
+    start: int,
+    stop: int,
+    backward: float,
+) -> float:
+    """Exposed reduction (`exposed_reduce` in closed form for a stage) and optimizer seconds.
+
+    What may hide is exposed by at least the first group's reduction, which comes last.
+    """
+    total = reduce[price, stop] - reduce[price, start]
+    exposed = max(hidden * group_reduce[price, start], hidden * total - backward)
+    step = optimizer[price, stop] - optimizer[price, start]
+    return float((1.0 - hidden) * total + exposed + step)

@@ -30,14 +30,14 @@ test: lint type unit test-dist wheel ## All that CI runs
 lint: $(READY) ## Style, format and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 type: $(READY) ## mypy --strict
 	$(BIN)/mypy rlplace tests
 
 unit: $(READY) ## Tests of one process, one worker a core
 	mkdir -p $(LOGS)
-	$(BIN)/pytest -n auto -m "not dist" 2>&1 | tee $(LOGS)/unit.log
+	$(BIN)/pytest -n auto --maxprocesses 8 -m "not dist" 2>&1 | tee $(LOGS)/unit.log
 
 test-dist: $(READY) ## Tests that start gloo ranks, one after the other: they need the cores
 	mkdir -p $(LOGS)

@@ -1,0 +1,209 @@
+"""A plan and its estimate as rows that a test can check, and as what the command line prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.simulate.types import Estimate
+from rlplace.units import GIB, format_seconds
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """What is shown of one stage; `memory` in bytes, `busy` in seconds of one micro-batch."""
+
+    stage: int
+    groups: str
+    devices: str
+    mesh: str
+    layout: str
+    memory: float
+    memory_share: float
+    busy: float
+    idle: float
+
+
+def stage_rows(instance: Instance, plan: Plan, estimate: Estimate) -> list[StageRow]:
+    """One row a stage."""
+    rows = []
+    for index, (stage, cost) in enumerate(zip(plan.stages, estimate.stages, strict=True)):
+        fullest = max(
+            stage.mesh.devices,
+            key=lambda device: estimate.peak_memory[device] / instance.cluster.kind(device).memory,
+        )
+        peak = estimate.peak_memory[fullest]
+        rows.append(
+            StageRow(
+                stage=index,
+                groups=_groups(instance, stage),
+                devices=f"{_ranges(stage.mesh.devices)} {_kinds(instance, stage.mesh)}",
+                mesh=_mesh(stage.mesh),
+                layout=_layout(stage),
+                memory=peak,
+                memory_share=peak / instance.cluster.kind(fullest).memory,
+                busy=cost.forward + cost.backward,
+                idle=cost.idle,
+            )
+        )
+    return rows
+
+
+def plan_data(
+    instance: Instance,
+    plan: Plan | None,
+    estimate: Estimate | None,
+    *,
+    bound: float,
+    planner: str,
+    plan_seconds: float,
+    alternatives: dict[str, dict[str, float | None]],
+) -> dict[str, Any]:
+    """What `rlplace plan --json` prints."""
+    fits = plan is not None and estimate is not None
+    shown = estimate if estimate is not None else None
+    return {
+        "feasible": fits,
+        "model": instance.graph.name,
+        "cluster": instance.cluster.name,
+        "global_batch": instance.global_batch,
+        "precision": instance.precision,
+        "step_time": shown.step_time if shown else None,
+        "peak_memory": max(shown.peak_memory) if shown else None,
+        "tokens_per_s": shown.tokens_per_s if shown else None,
+        "mfu": shown.mfu if shown else None,
+        "bound": bound,
+        "gap": shown.step_time / bound - 1.0 if shown else None,
+        "planner": planner,
+        "plan_seconds": plan_seconds,
+        "reasons": list(shown.reasons) if shown else [],
+        "micro_batches": plan.micro_batches if plan else None,
+        "schedule": plan.schedule if plan else None,
+        "stages": [asdict(row) for row in stage_rows(instance, plan, shown)]
+        if plan and shown
+        else [],
+        "alternatives": alternatives,
+    }
+
+
+def verdict(instance: Instance, plan: Plan, estimate: Estimate, bound: float) -> Text:
+    """The one-line answer."""
+    gap = estimate.step_time / bound - 1.0
+    idle = len(instance.cluster.devices) - len(plan.devices)
+    text = Text("fits ", style="bold green")
+    text.append(
+        f"{instance.graph.name} on {instance.cluster.name or 'the cluster'}: "
+        f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}, "
+        f"{plan.micro_batches} micro-batches, {format_seconds(estimate.step_time)} a step, "
+        f"within {gap:.1%} of the bound",
+        style="bold",
+    )
+    if idle:
+        text.append(f"; {idle} device{'s' if idle > 1 else ''} left idle", style="bold yellow")
+    return text
+
+
+def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float) -> RenderableType:
+    """Verdict, stage table and totals."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name, justify in (
+        ("stage", "right"),
+        ("groups", "left"),
+        ("devices", "left"),
+        ("mesh", "left"),
+        ("layout", "left"),
+        ("GiB", "right"),
+        ("%", "right"),
+        ("fwd+bwd ms", "right"),
+        ("idle %", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for row in stage_rows(instance, plan, estimate):
+        table.add_row(
+            str(row.stage),
+            row.groups,
+            row.devices,
+            row.mesh,
+            row.layout,
+            f"{row.memory / GIB:.1f}",
+            f"{row.memory_share:.0%}".rstrip("%"),
+            f"{row.busy * 1e3:.1f}",
+            f"{row.idle * 100:.0f}",
+        )
+    unit = "tokens" if instance.graph.tokens_per_sample > 1 else "samples"
+    rate = estimate.tokens_per_s / len(instance.cluster.devices)
+    totals = (
+        f"step {format_seconds(estimate.step_time)}   {rate:,.0f} {unit}/s/device   "
+        f"MFU {estimate.mfu:.1%}   bound {format_seconds(bound)}   "
+        f"gap {estimate.step_time / bound - 1.0:.1%}"
+    )
+    return Group(verdict(instance, plan, estimate, bound), "", table, "", totals)
+
+
+def render_alternatives(
+    planner: str, alternatives: dict[str, dict[str, float | None]]
+) -> RenderableType:
+    """Which planner found the answer, and what the others got."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in ("planner", "step", "seconds"):
+        table.add_column(name, justify="left" if name == "planner" else "right")
+    for name, found in alternatives.items():
+        step, seconds = found["step_time"], found["seconds"]
+        mark = " <- this plan" if name == planner else ""
+        table.add_row(
+            name + mark,
+            format_seconds(step) if step is not None else "nothing fits",
+            f"{seconds:.3f}",
+        )
+    return table
+
+
+def _groups(instance: Instance, stage: Stage) -> str:
+    names = instance.graph.groups
+    first, last = names[stage.start].name, names[stage.stop - 1].name
+    span = first if first == last else f"{first} .. {last}"
+    return f"{stage.stop - stage.start}: {span}"
+
+
+def _ranges(devices: tuple[int, ...]) -> str:
+    """``0-7,16`` for sorted runs of ranks."""
+    runs: list[list[int]] = []
+    for device in sorted(devices):
+        if runs and runs[-1][1] == device - 1:
+            runs[-1][1] = device
+        else:
+            runs.append([device, device])
+    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
+
+
+def _kinds(instance: Instance, mesh: Mesh) -> str:
+    return "+".join(dict.fromkeys(instance.cluster.devices[d].kind for d in mesh.devices))
+
+
+def _mesh(mesh: Mesh) -> str:
+    axes = (
+        ("dp_replicate", mesh.dp_replicate),
+        ("dp_shard", mesh.dp_shard),
+        ("cp", mesh.cp),
+        ("tp", mesh.tp),
+    )
+    return " ".join(f"{name}={size}" for name, size in axes if size > 1) or "one device"
+
+
+def _layout(stage: Stage) -> str:
+    """The most frequent choice, and how many groups differ from it."""
+    counted = Counter(stage.choices).most_common()
+    choice, count = counted[0]
+    parts = [choice.layout] if stage.mesh.tp > 1 else []
+    if stage.mesh.dp > 1:
+        parts.append("DDP (ZeRO-0)" if choice.zero == 0 else f"ZeRO-{choice.zero}")
+    if choice.recompute != "none":
+        parts.append("recompute")
+    text = ", ".join(parts) or "plain"
+    return text if len(counted) == 1 else f"{text} (+{len(stage.choices) - count} other)"

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import cycle
-from statistics import median
 
 import psutil
 import torch
@@ -130,10 +129,11 @@ def measure_launch(budget: float) -> float:
 
 
 def seconds_each(work: Callable[[], object], window: float) -> float:
-    """Seconds of the core a call, the median of three windows in which all ranks do the same.
+    """Seconds of the core a call, the best of three windows in which all ranks do the same.
 
     The thread's own time is counted, not the wall's: it is that of a core at full speed however
     many ranks (or strangers) take turns on it, while caches and memory are shared as in a run.
+    Memory that is touched for the first time makes some windows slower than any step is.
     """
     work()
     samples = []
@@ -144,7 +144,7 @@ def seconds_each(work: Callable[[], object], window: float) -> float:
             work()
             calls += 1
         samples.append((time.thread_time() - used) / calls)
-    return median(samples)
+    return min(samples)
 
 
 def measure_collectives(budget: float) -> tuple[tuple[CollectiveKind, int, float, float], ...]:

@@ -11,15 +11,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 from pydantic import TypeAdapter
 
 import rlplace
 from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_error
+from rlplace.cluster.machine import busy, cpu_quota, pressure, usable_cores, used_seconds
 from rlplace.cluster.types import Discovery
 from rlplace.errors import InputError, RankFailedError
+
+__all__ = ["busy", "discover", "usable_cores"]
 
 #: Ranks on one machine beyond which gloo's start-up takes longer than the measurement.
 MAX_RANKS = 64
@@ -75,50 +77,14 @@ def discover(ranks: int = 2, *, seconds: float = 8.0) -> Discovery:
     return Discovery(cluster, elapsed, tuple(notes))
 
 
-def usable_cores() -> list[int]:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(psutil.cpu_count() or 1))
-
-
-def busy(seconds: float = 0.5) -> float:
-    """Share of the usable cores' time that anyone used during the next `seconds`, 0 to 1."""
-    used, start = _used_seconds(), time.perf_counter()
-    time.sleep(seconds)
-    elapsed = (time.perf_counter() - start) * len(usable_cores())
-    return min(1.0, max(0.0, (_used_seconds() - used) / elapsed))
-
-
-def pressure() -> float | None:
-    """Percent of the last 10 s in which some task waited for a core, None where not told."""
-    try:
-        some = Path("/proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
-    except (OSError, IndexError):
-        return None
-    return float(dict(item.split("=") for item in some.split()[1:])["avg10"])
-
-
-def _used_seconds() -> float:
-    """Seconds that the usable cores have worked since the machine started."""
-    times = psutil.cpu_times(percpu=True)
-    chosen = [times[core] for core in usable_cores() if core < len(times)] or times
-    return sum(core.user + core.nice + core.system + _interrupted(core) for core in chosen)
-
-
-def _interrupted(core: Any) -> float:
-    """Seconds of interrupts, and those that a hypervisor gave to others (Linux only)."""
-    return sum(float(getattr(core, name, 0.0)) for name in ("irq", "softirq", "steal"))
-
-
 def _measure(ranks: int, cores: Sequence[int], seconds: float) -> tuple[list[RankFigures], float]:
     """Figures of each rank, and the share of the cores that others used meanwhile."""
-    used, own, start = _used_seconds(), _children_seconds(), time.perf_counter()
+    used, own, start = used_seconds(), _children_seconds(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rlplace-") as folder:
         outputs = [Path(folder) / f"rank{rank}" for rank in range(ranks)]
         _run_ranks(outputs, cores, seconds)
         texts = [output.with_suffix(".out").read_text(encoding="utf-8") for output in outputs]
-    foreign = (_used_seconds() - used) - (_children_seconds() - own)
+    foreign = (used_seconds() - used) - (_children_seconds() - own)
     share = foreign / ((time.perf_counter() - start) * len(cores))
     return [_FIGURES.validate_json(text.splitlines()[-1]) for text in texts], min(
         1.0, max(0.0, share)
@@ -172,12 +138,18 @@ def _wait(
 
 
 def _raise_failed(processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path]) -> None:
-    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
-        if process.poll() not in (None, 0):
-            said = output.with_suffix(".err").read_text(encoding="utf-8", errors="replace")
-            raise RankFailedError(
-                f"rank {rank} of discover ended with {process.returncode}:\n{said[-2000:]}"
-            )
+    """Raise if a rank failed, with the words of the one that failed first."""
+    if all(process.poll() in (None, 0) for process in processes):
+        return
+    # The others notice a lost peer within a moment; one that a signal ended is the cause.
+    time.sleep(0.3)
+    failed = [rank for rank, process in enumerate(processes) if process.poll() not in (None, 0)]
+    first = min(failed, key=lambda rank: (processes[rank].returncode > 0, rank))
+    said = outputs[first].with_suffix(".err").read_text(encoding="utf-8", errors="replace")
+    raise RankFailedError(
+        f"rank {first} of discover ended with {processes[first].returncode} "
+        f"(failed: {failed}):\n{said[-2000:]}"
+    )
 
 
 def _environment(ranks: int) -> dict[str, str]:
@@ -204,6 +176,8 @@ def _notes(ranks: int, cores: int, before: float, others: float) -> list[str]:
     ]
     if max(before, others) > BUSY_SHARE:
         notes.append("the machine was busy: links look slower than they are, repeat when idle")
+    if (quota := cpu_quota()) is not None and quota < min(ranks, cores):
+        notes.append(f"a quota of {quota:.3g} cores is in force: matmul rates are those without it")
     if (waiting := pressure()) is not None:
         notes.append(f"cpu pressure (avg10) at the end: {waiting:.0f} %")
     return notes

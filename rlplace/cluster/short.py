@@ -3,7 +3,8 @@
 ``8xA100-80``, ``4x8xH100-80:ib3200``, ``8xH100-80:pcie``, ``8xV100-16+8xA100-40`` (two nodes) and
 ``2x(2x3080-10+2x4090-24):eth25`` (two nodes, each with devices of two kinds). ``ib200`` and
 ``eth25`` say the total Gb/s of a node towards the others, ``pcie`` and ``nvlink`` the link inside;
-both may follow one another.
+both may follow one another. A link belongs to its own term: ``2xT4+2xL4:ib200``
+leaves the T4 host its usual network.
 """
 
 from __future__ import annotations

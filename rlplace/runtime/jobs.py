@@ -121,3 +121,16 @@ def read_error(folder: Path, rank: int) -> dict[str, Any] | None:
     except (OSError, json.JSONDecodeError):
         return None
     return content
+
+
+def write_codes(folder: Path, codes: Mapping[int, int]) -> None:
+    """Leave the exit code of each rank, in the order in which they ended."""
+    (folder / "codes.json").write_text(json.dumps(list(codes.items())))
+
+
+def read_codes(folder: Path) -> dict[int, int]:
+    """Exit code of each rank; empty if the ranks never started."""
+    try:
+        return dict(json.loads((folder / "codes.json").read_text()))
+    except (OSError, json.JSONDecodeError):
+        return {}

@@ -10,28 +10,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlplace.errors import InputError, RankFailedError
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
-from rlplace.runtime.jobs import Argument, Job, read_error, read_result, write_jobs
+from rlplace.runtime.jobs import Argument, Job, read_codes, read_error, read_result, write_jobs
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.trainer import Options
 
 #: (job, step, seconds) of every step, as rank 0 sees it.
 Progress = Callable[[int, int, float], None]
 
-_POLL = 0.02
-#: Seconds that the other ranks have to say why they stop, once one has failed.
-_GRACE = 5.0
 _TAIL = 2000
 
 
@@ -96,8 +92,8 @@ def launch_many(
     with tempfile.TemporaryDirectory(prefix="rlplace-run-") as name:
         folder = Path(name)
         write_jobs(folder, checked, timeout)
-        with _started(folder, count) as workers:
-            _watch(folder, workers, limit, progress)
+        with _started(folder, count) as process:
+            _watch(folder, process, limit, progress)
         return [read_result(folder, index) for index in range(len(jobs))]
 
 
@@ -119,60 +115,33 @@ def _checked(job: Job, ranks: int | None, device: str) -> Job:
     return replace(job, graph=graph)
 
 
-@dataclass
-class _Worker:
-    """A rank that was started, in a process group of its own."""
-
-    rank: int
-    process: subprocess.Popen[str]
-    errors: Path
-
-    def tail(self) -> str:
-        """The end of what it wrote to stderr."""
-        return self.errors.read_text(errors="replace")[-_TAIL:].strip()
-
-    def end(self) -> None:
-        """End it and whatever it started."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
 @contextlib.contextmanager
-def _started(folder: Path, count: int) -> Iterator[list[_Worker]]:
-    """Start the ranks; whatever happens, none of them is left."""
+def _started(folder: Path, count: int) -> Iterator[subprocess.Popen[str]]:
+    """Start the ranks, in a process group of their own; whatever happens, none of them is left."""
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
-    workers: list[_Worker] = []
+    with (folder / "stderr").open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlplace.runtime.worker", str(folder), str(count)],
+            env=_environment(store.port),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stream,
+            text=True,
+            start_new_session=True,
+        )
     try:
-        for rank in range(count):
-            errors = folder / f"stderr-{rank}"
-            with errors.open("w") as stream:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "rlplace.runtime.worker", str(folder)],
-                    env=_environment(rank, count, store.port),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    stderr=stream,
-                    text=True,
-                    start_new_session=True,
-                )
-            workers.append(_Worker(rank, process, errors))
-        yield workers
+        yield process
     finally:
-        for worker in workers:
-            worker.end()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def _environment(rank: int, count: int, port: int) -> dict[str, str]:
-    """What torchrun would set; the store is this process's own."""
+def _environment(port: int) -> dict[str, str]:
+    """What torchrun would set, but for the ranks; the store is this process's own."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -181,30 +150,22 @@ def _environment(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def _watch(
-    folder: Path, workers: Sequence[_Worker], limit: float, progress: Progress | None
+    folder: Path, process: subprocess.Popen[str], limit: float, progress: Progress | None
 ) -> None:
     """Wait for the ranks.
 
     Raises:
-        RankFailedError: As soon as one has failed and the others had time to say what they saw.
+        RankFailedError: If one failed, or the time is up.
     """
-    stdout = workers[0].process.stdout
-    assert stdout is not None
-    reader = threading.Thread(target=_read, args=(stdout, progress), daemon=True)
+    reader = threading.Thread(target=_read, args=(process.stdout, progress), daemon=True)
     reader.start()
-    deadline = time.monotonic() + limit
-    while True:
-        codes = [worker.process.poll() for worker in workers]
-        failed = [worker for worker, code in zip(workers, codes, strict=True) if code]
-        if failed:
-            _wait(workers, min(time.monotonic() + _GRACE, deadline))
-            raise RankFailedError(_cause(folder, failed, workers))
-        if all(code == 0 for code in codes):
-            break
-        if time.monotonic() > deadline:
-            raise RankFailedError(f"the ranks did not end within {limit:.0f} s")
-        time.sleep(_POLL)
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired as error:
+        raise RankFailedError(f"the ranks did not end within {limit:.0f} s") from error
     reader.join()
+    if code:
+        raise RankFailedError(_cause(folder, read_codes(folder)))
 
 
 def _read(stream: IO[str], progress: Progress | None) -> None:
@@ -215,23 +176,24 @@ def _read(stream: IO[str], progress: Progress | None) -> None:
             progress(note["job"], note["step"], note["seconds"])
 
 
-def _wait(workers: Sequence[_Worker], until: float) -> None:
-    while time.monotonic() < until and any(w.process.poll() is None for w in workers):
-        time.sleep(_POLL)
-
-
-def _cause(folder: Path, failed: Sequence[_Worker], workers: Sequence[_Worker]) -> str:
+def _cause(folder: Path, codes: Mapping[int, int]) -> str:
     """Which rank failed and why: a signal first, then what the ranks said themselves."""
-    for worker in failed:
-        code = worker.process.returncode
+    for rank, code in codes.items():
         if code < 0:
-            name = signal.Signals(-code).name
-            return f"rank {worker.rank} was ended by {name}; its stderr ends: {worker.tail()}"
-    said = [(worker, read_error(folder, worker.rank)) for worker in workers]
-    for worker, error in said:
+            return f"rank {rank} was ended by {signal.Signals(-code).name}{_tail(folder, rank)}"
+    for rank in codes:
+        error = read_error(folder, rank)
         if error is not None:
-            own = "" if error["kind"] == "RankFailedError" else f"rank {worker.rank} failed: "
-            message = f"{own}{error['message']} (job {error['job']})"
-            return f"{message}; its stderr ends: {worker.tail()}"
-    first = failed[0]
-    return f"rank {first.rank} ended with code {first.process.returncode}: {first.tail()}"
+            own = "" if error["kind"] == "RankFailedError" else f"rank {rank} failed: "
+            return f"{own}{error['message']} (job {error['job']}){_tail(folder, rank)}"
+    failed = [rank for rank, code in codes.items() if code]
+    if failed:
+        return f"rank {failed[0]} ended with code {codes[failed[0]]}{_tail(folder, failed[0])}"
+    return f"the ranks did not start{_tail(folder)}"
+
+
+def _tail(folder: Path, rank: int | None = None) -> str:
+    """The end of what a rank, or the process before the ranks, wrote to stderr."""
+    path = folder / ("stderr" if rank is None else f"stderr-{rank}")
+    text = path.read_text(errors="replace")[-_TAIL:].strip() if path.exists() else ""
+    return f"; its stderr ends:\n{text}" if text else ""

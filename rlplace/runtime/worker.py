@@ -1,7 +1,7 @@
-"""One rank of a launch: `python -m rlplace.runtime.worker FOLDER`, with torchrun's environment.
+"""The ranks of a launch: `python -m rlplace.runtime.worker FOLDER COUNT`.
 
-It runs the jobs of the folder one after the other in one process group, since starting up takes
-longer than many a job. Rank 0 prints one JSON line a step.
+They run the jobs of the folder one after the other in one process group. Rank 0 prints one JSON
+line a step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,23 +19,46 @@ import torch.distributed as dist
 
 from rlplace.graph.library import spec
 from rlplace.graph.program import Program, export_program
-from rlplace.runtime.jobs import Fault, Job, read_jobs, write_error, write_result
+from rlplace.runtime.jobs import Fault, Job, read_jobs, write_codes, write_error, write_result
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.model import Batch, cast
+from rlplace.runtime.ranks import die_with_parent, fork_ranks
 from rlplace.runtime.trainer import run
 from rlplace.runtime.world import World, join
 
 
-def main(folder: Path) -> int:
-    """Run the jobs of a folder; 0 if all went well."""
+def main(folder: Path, count: int) -> int:
+    """Run the jobs of a folder on `count` ranks; 0 if all went well."""
+    die_with_parent()
     jobs, timeout = read_jobs(folder)
+    programs = {_key(job): _export(job) for job in {_key(job): job for job in jobs}.values()}
+    codes = fork_ranks(count, folder, lambda: _rank(folder, jobs, timeout, programs))
+    write_codes(folder, codes)
+    return int(any(codes.values()) or len(codes) < count)
+
+
+def _key(job: Job) -> str:
+    return f"{json.dumps(job.source)} {job.options.dtype_for(job.plan)}"
+
+
+def _export(job: Job) -> Program:
+    model = spec(**job.source)  # type: ignore[arg-type]
+    dtype = job.options.dtype_for(job.plan)
+    with torch.device("meta"):
+        twin = model.make().train().to(dtype)
+    example = cast(model.example(2), dtype)
+    assert isinstance(example, dict)
+    return export_program(twin, (), example)
+
+
+def _rank(folder: Path, jobs: list[Job], timeout: float, programs: Mapping[str, Program]) -> int:
+    """What one rank does."""
     rank, index = int(os.environ["RANK"]), 0
     try:
         world = join(jobs[0].device, timeout)
         world.owned = False
-        programs: dict[str, Program] = {}
         for index, job in enumerate(jobs):
-            measurement = _run(world, index, job, programs)
+            measurement = _run(world, index, job, programs[_key(job)])
             if rank == 0:
                 write_result(folder, index, measurement)
         dist.destroy_process_group()
@@ -45,16 +68,8 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _run(world: World, index: int, job: Job, programs: dict[str, Program]) -> Measurement:
+def _run(world: World, index: int, job: Job, program: Program) -> Measurement:
     model = spec(**job.source)  # type: ignore[arg-type]
-    dtype = job.options.dtype_for(job.plan)
-    key = f"{json.dumps(job.source)} {dtype}"
-    if key not in programs:
-        with torch.device("meta"):
-            twin = model.make().train().to(dtype)
-        example = cast(model.example(2), dtype)
-        assert isinstance(example, dict)
-        programs[key] = export_program(twin, (), example)
 
     def data() -> Iterator[Batch]:
         for step in itertools.count(job.data_seed):
@@ -67,7 +82,7 @@ def _run(world: World, index: int, job: Job, programs: dict[str, Program]) -> Me
         options=job.options,
         optimizer=job.optimizer,
         graph=job.graph,
-        program=programs[key],
+        program=program,
         world=world,
         on_step=_reporter(world.rank, index, job.fault),
     )
@@ -90,4 +105,4 @@ def _fail(fault: Fault) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

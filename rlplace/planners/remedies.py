@@ -1,0 +1,102 @@
+"""Where nothing fits: the smallest changes that would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlplace.cluster.types import Cluster, Device, Link, Node
+from rlplace.errors import InputError
+from rlplace.plan.types import Instance
+from rlplace.planners.data_parallel import replicas_only
+from rlplace.planners.grid import grid
+from rlplace.planners.types import Budget, PlannerResult
+from rlplace.units import format_bytes
+
+_FACTORS = (2, 3, 4, 6, 8, 16, 32, 64)
+#: A NIC for clusters of one node that have none: 200 Gb/s, 5 us.
+_NIC = Link(25e9, 5e-6, "ib200")
+_PER_NODE = 8
+
+
+def smallest_changes(instance: Instance, seconds: float = 2.0) -> tuple[str, ...]:
+    """Changes of one input, each of which makes some plan fit, the smallest of each kind.
+
+    Args:
+        instance: An instance on which no plan was found that fits.
+        seconds: What may be spent on trying.
+    """
+    found = []
+    for factor in _FACTORS:
+        cluster = scaled(instance.cluster, factor)
+        if _fits(instance, seconds / 8, cluster=cluster):
+            found.append(
+                f"{factor} times the devices ({len(cluster.devices)} instead of "
+                f"{len(instance.cluster.devices)})"
+            )
+            break
+    if instance.optimizer == "adamw" and _fits(instance, seconds / 8, optimizer="adamw-8bit"):
+        found.append("an 8-bit optimizer (optimizer=adamw-8bit)")
+    if instance.precision != "bf16" and _fits(instance, seconds / 8, precision="bf16"):
+        found.append("bf16 weights and optimizer states (precision=bf16)")
+    return tuple(found)
+
+
+def shortage(instance: Instance, result: PlannerResult) -> str:
+    """By how much the least overfull plan misses, and on which device."""
+    if result.estimate is None:
+        return "no plan could be built"
+    worst = max(
+        range(len(result.estimate.peak_memory)),
+        key=lambda d: (
+            result.estimate.peak_memory[d] / instance.memory_limit(d) if result.estimate else 0.0
+        ),
+    )
+    peak = result.estimate.peak_memory[worst]
+    kind = instance.cluster.devices[worst].kind
+    return (
+        f"the leanest plan needs {format_bytes(peak)} on device {worst} ({kind}), "
+        f"whose limit is {format_bytes(instance.memory_limit(worst))}"
+    )
+
+
+def scaled(cluster: Cluster, factor: int) -> Cluster:
+    """The cluster `factor` times: a small node grows to 8 devices, then nodes are repeated."""
+    nodes, devices = list(cluster.nodes), list(cluster.devices)
+    if len(nodes) == 1 and len(devices) * factor <= _PER_NODE:
+        devices = [
+            Device(index, devices[index % len(cluster.devices)].kind, 0)
+            for index in range(len(cluster.devices) * factor)
+        ]
+        return replace(cluster, devices=tuple(devices), overrides=(), curves=())
+    for copy in range(1, factor):
+        for node in cluster.nodes:
+            nodes.append(Node(node.index + copy * len(cluster.nodes), node.intra, node.nic))
+        for device in cluster.devices:
+            index = device.index + copy * len(cluster.devices)
+            devices.append(Device(index, device.kind, device.node + copy * len(cluster.nodes)))
+    joined = tuple(replace(node, nic=node.nic or _NIC) for node in nodes)
+    return replace(cluster, devices=tuple(devices), nodes=joined, overrides=(), curves=())
+
+
+def _fits(
+    instance: Instance,
+    seconds: float,
+    *,
+    cluster: Cluster | None = None,
+    optimizer: str | None = None,
+    precision: str | None = None,
+) -> bool:
+    try:
+        changed = replace(
+            instance,
+            cluster=cluster or instance.cluster,
+            optimizer=optimizer or instance.optimizer,
+            precision=precision or instance.precision,
+        )
+    except InputError:  # a device kind that lacks the dtype
+        return False
+    budget, rng = Budget(seconds=seconds), np.random.default_rng(0)
+    lean = replicas_only("zero3", changed, budget, zero=3, estimator=None)
+    return lean.plan is not None or grid(changed, budget, rng).plan is not None

@@ -14,7 +14,7 @@ from rlplace.errors import InputError
 from rlplace.graph.coarsen import MAX_GROUPS, coarsen, is_matmul, module_path
 from rlplace.graph.count import Count, Role, count
 from rlplace.graph.program import Piece, Program, export_program, extract
-from rlplace.graph.shapes import elements, stand_in
+from rlplace.graph.shapes import describe, elements, stand_in
 from rlplace.graph.types import Edge, Group, OpGraph, Structure
 
 
@@ -184,27 +184,14 @@ def _structure_hash(program: Program, draft: _Draft, role: Any, grads: set[fx.No
     for position, node in enumerate(draft.reads):
         numbers[node] = len(numbers)
         first = shared.index(shared[position])
-        value = _describe(node.meta.get("val"))
+        value = describe(node.meta.get("val"))
         lines.append(f"in {first} {role(node)} {value} {node in grads}")
     for node in draft.nodes:
         numbers[node] = len(numbers)
         arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
-        lines.append(f"{node.target} {arguments} {_describe(node.meta.get('val'))}")
+        lines.append(f"{node.target} {arguments} {describe(node.meta.get('val'))}")
     lines.append(f"out {[numbers[node] for node in draft.writes]}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def _describe(value: Any) -> str:
-    """Shape, strides and dtype of an exported value; the batch is written B."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_describe, value))}]"
-    if isinstance(value, torch.SymInt):
-        symbols = value.node.expr.free_symbols
-        return str(value.node.expr.subs({symbol: "B" for symbol in symbols}))
-    if not isinstance(value, Tensor):
-        return str(value)
-    shape, stride = (",".join(map(_describe, dims)) for dims in (value.shape, value.stride()))
-    return f"{value.dtype}({shape})({stride})"
 
 
 def _edges(drafts: Sequence[_Draft]) -> tuple[Edge, ...]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from rlplace.errors import InputError, nearest_names
+from rlplace.graph.cache import cache_path, load_graph, store_graph
 from rlplace.graph.models.shapes import (
     FAMILIES,
     MODELS,
@@ -109,7 +110,7 @@ class Spec:
     @property
     def source(self) -> dict[str, Argument]:
         """Name and arguments that give this model again through `spec`."""
-        return {"name": self.family, **asdict(self.shape)}
+        return {"name": self.name, **asdict(self.shape)}
 
 
 def spec(name: str, *, seq_len: int | None = None, **shape: Argument) -> Spec:
@@ -157,7 +158,13 @@ def build(
         MissingExtraError: If the model has to be captured and transformers is not installed.
     """
     wanted = spec(name, seq_len=seq_len, **shape)
-    return _capture(wanted)
+    path = cache_path(wanted.source)
+    if cache and (found := load_graph(path)) is not None:
+        return found
+    graph = _capture(wanted)
+    if cache:
+        store_graph(path, graph)
+    return graph
 
 
 def _capture(wanted: Spec) -> OpGraph:

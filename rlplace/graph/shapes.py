@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -15,10 +17,30 @@ BATCHES = (2, 3)
 
 def at_batch(value: Any, batch: int) -> int:
     """A size of an exported program for a batch size: every symbol in it is the batch."""
-    if isinstance(value, int):
-        return value
-    expression = value.node.expr
+    return value if isinstance(value, int) else _evaluate(value.node.expr, batch)
+
+
+@lru_cache(maxsize=4096)
+def _evaluate(expression: sympy.Expr, batch: int) -> int:
     return int(expression.subs({symbol: batch for symbol in expression.free_symbols}))
+
+
+def describe(value: Any) -> str:
+    """Shape, strides and dtype of an exported value; the batch is written ``B``."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(describe, value))}]"
+    if isinstance(value, torch.SymInt):
+        return _text(value.node.expr)
+    if not isinstance(value, Tensor):
+        return str(value)
+    shape, stride = (",".join(map(describe, dims)) for dims in (value.shape, value.stride()))
+    return f"{value.dtype}({shape})({stride})"
+
+
+@lru_cache(maxsize=4096)
+def _text(expression: sympy.Expr) -> str:
+    batch = sympy.Symbol("B")
+    return str(expression.subs({symbol: batch for symbol in expression.free_symbols}))
 
 
 def size_of(value: Tensor, batch: int) -> int:

@@ -16,6 +16,12 @@ from rlplace.errors import MissingExtraError
 from rlplace.graph.models.shapes import T5, Bert, Gpt, Llama, Mixtral, ResNet, Vit
 
 
+#: The name under which sdpa is registered once more. An attention without a mask function gets no
+#: mask, and then sdpa is told `is_causal`: without padding that is the same, and unlike with a mask
+#: tensor, flash kernels and grouped KV heads are possible.
+_ATTENTION = "rlplace_sdpa"
+
+
 class TokenLoss(nn.Module):
     """A language model that returns its cross entropy over all tokens."""
 
@@ -146,7 +152,7 @@ def make_resnet(shape: ResNet) -> nn.Module:
         "depths": [int(depth) for depth in shape.depths.split(",")],
         "num_labels": shape.classes,
     }
-    return ImageLoss(_make("ResNet", "ResNetForImageClassification", config, attention=None))
+    return ImageLoss(_make("ResNet", "ResNetForImageClassification", config, attends=False))
 
 
 def _decoder(shape: Gpt | Llama | Mixtral) -> dict[str, Any]:
@@ -172,16 +178,16 @@ def _llama(shape: Llama | Mixtral) -> dict[str, Any]:
     }
 
 
-def _make(
-    family: str, model: str, config: dict[str, Any], attention: str | None = "sdpa"
-) -> nn.Module:
+def _make(family: str, model: str, config: dict[str, Any], attends: bool = True) -> nn.Module:
     try:
         import transformers
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
     except ImportError as error:
         rule = "the models of the library need transformers: pip install rlplace[models]"
         raise MissingExtraError(rule) from error
-    if attention is not None:
-        config = config | {"attn_implementation": attention}
+    if attends:
+        config = config | {"attn_implementation": _ATTENTION}
+        transformers.AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
     with _quiet(transformers.logging):
         made = getattr(transformers, f"{family}Config")(**config)
         build: Callable[[Any], nn.Module] = getattr(transformers, model)

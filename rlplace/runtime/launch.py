@@ -89,11 +89,11 @@ def launch_many(
         return []
     checked = [_checked(job, ranks, jobs[0].device) for job in jobs]
     count = ranks or max(job.ranks for job in jobs)
-    with tempfile.TemporaryDirectory(prefix="rlplace-run-") as name:
+    with tempfile.TemporaryDirectory(prefix=f"rlplace-run-{os.getpid()}-") as name:
         folder = Path(name)
         write_jobs(folder, checked, timeout)
         with _started(folder, count) as process:
-            _watch(folder, process, limit, progress)
+            _watch(folder, process, count, limit, progress)
         return [read_result(folder, index) for index in range(len(jobs))]
 
 
@@ -150,7 +150,11 @@ def _environment(port: int) -> dict[str, str]:
 
 
 def _watch(
-    folder: Path, process: subprocess.Popen[str], limit: float, progress: Progress | None
+    folder: Path,
+    process: subprocess.Popen[str],
+    count: int,
+    limit: float,
+    progress: Progress | None,
 ) -> None:
     """Wait for the ranks.
 
@@ -165,7 +169,7 @@ def _watch(
         raise RankFailedError(f"the ranks did not end within {limit:.0f} s") from error
     reader.join()
     if code:
-        raise RankFailedError(_cause(folder, read_codes(folder)))
+        raise RankFailedError(_cause(folder, read_codes(folder), count))
 
 
 def _read(stream: IO[str], progress: Progress | None) -> None:
@@ -176,11 +180,14 @@ def _read(stream: IO[str], progress: Progress | None) -> None:
             progress(note["job"], note["step"], note["seconds"])
 
 
-def _cause(folder: Path, codes: Mapping[int, int]) -> str:
-    """Which rank failed and why: a signal first, then what the ranks said themselves."""
+def _cause(folder: Path, codes: Mapping[int, int], count: int) -> str:
+    """Which rank failed and why: a signal first, then silence, then what the ranks said."""
     for rank, code in codes.items():
         if code < 0:
             return f"rank {rank} was ended by {signal.Signals(-code).name}{_tail(folder, rank)}"
+    silent = [rank for rank in range(count) if codes and rank not in codes]
+    if silent:
+        return f"rank {silent[0]} did not answer, and was ended"
     for rank in codes:
         error = read_error(folder, rank)
         if error is not None:

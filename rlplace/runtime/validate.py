@@ -31,7 +31,7 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
         raise InputError("world size", world_size, rule, f"--nproc-per-node {needed}")
     instance = Instance(
         graph,
-        _ranks(world_size),
+        stand_in_cluster(world_size),
         plan.global_batch,
         precision=plan.precision,
         optimizer=plan.optimizer,
@@ -63,7 +63,7 @@ def _check_loss(program: Program) -> None:
         raise InputError("model", shape, rule)
 
 
-def _ranks(count: int) -> Cluster:
+def stand_in_cluster(count: int) -> Cluster:
     """A stand-in for a cluster: as many equal devices as there are ranks."""
     peak = dict.fromkeys(("fp32", "tf32", "bf16", "fp16", "fp8"), 1.0)
     kind = DeviceKind("rank", 1, peak, 1.0)

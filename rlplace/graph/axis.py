@@ -1,0 +1,269 @@
+"""The tp axis as a lowered piece sees it: collectives that autograd differentiates.
+
+Megatron's conjugate pairs (Shoeybi et al., 2019, figure 3) and the two ops that need more than a
+collective (embedding and cross entropy over a sharded vocabulary). They are the targets of nodes of
+a lowered graph; they find their axis in a context variable in the forward pass and keep it for the
+backward pass, so that the same graph runs on a process group, in a simulation, and on the meta
+device.
+
+A value is replicated when every device of the axis holds it whole; then its gradient is replicated
+too. `copy` marks the one exception: a replicated value that each device reads for its own shard,
+whose gradient is the sum over the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Axis(Protocol):
+    """One axis of a mesh, as one of its devices sees it. Nothing is changed in place."""
+
+    @property
+    def rank(self) -> int:
+        """Coordinate of this device on the axis."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of devices on the axis."""
+        ...
+
+    def all_reduce(self, tensor: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
+        """Sum or maximum over the devices, on every device."""
+        ...
+
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """The tensors of all devices, joined along a dim, on every device."""
+        ...
+
+
+@dataclass
+class MetaAxis:
+    """An axis without devices: gives results their shape, and writes down what was asked.
+
+    Args:
+        size: Number of devices on the axis.
+        rank: Coordinate on it.
+        calls: (kind, elements of the whole tensor) of each collective so far.
+    """
+
+    size: int
+    rank: int = 0
+    calls: list[tuple[Literal["all_reduce", "all_gather"], int]] = field(default_factory=list)
+
+    def all_reduce(self, tensor: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
+        """A tensor of the same shape."""
+        self.calls.append(("all_reduce", tensor.numel()))
+        return tensor.new_empty(tensor.shape)
+
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """A tensor that is `size` times as long in `dim`."""
+        self.calls.append(("all_gather", tensor.numel() * self.size))
+        shape = list(tensor.shape)
+        shape[dim] *= self.size
+        return tensor.new_empty(shape)
+
+
+_AXIS: ContextVar[Axis] = ContextVar("rlplace_axis")
+
+
+@contextmanager
+def use_axis(axis: Axis) -> Iterator[None]:
+    """Run lowered pieces on an axis. The backward pass needs no context."""
+    token = _AXIS.set(axis)
+    try:
+        yield
+    finally:
+        _AXIS.reset(token)
+
+
+def cut(tensor: Tensor, dim: int, blocks: int, rank: int, size: int) -> Tensor:
+    """The part of a whole tensor that one device holds (see `Shard`), contiguous."""
+    if blocks == 1:
+        return tensor.chunk(size, dim)[rank].contiguous()
+    runs = tensor.unflatten(dim, (blocks, size, -1))
+    return runs.select(dim + 1, rank).flatten(dim, dim + 1).contiguous()
+
+
+def join(shards: Sequence[Tensor], dim: int, blocks: int) -> Tensor:
+    """The whole tensor from the parts of all devices, in the order of their ranks."""
+    return _interleave(torch.cat(list(shards), dim), dim, blocks, len(shards))
+
+
+def _interleave(gathered: Tensor, dim: int, blocks: int, size: int) -> Tensor:
+    """From all runs of one device after the other to all devices of one run after the other."""
+    if blocks == 1:
+        return gathered
+    runs = gathered.unflatten(dim, (size, blocks, -1)).transpose(dim, dim + 1)
+    return runs.flatten(dim, dim + 2)
+
+
+def copy(tensor: Tensor) -> Tensor:
+    """Identity; the gradient is summed over the devices."""
+    return _call(_Copy, tensor, _AXIS.get())
+
+
+def reduce(tensor: Tensor) -> Tensor:
+    """Sum over the devices; the gradient passes as it is."""
+    return _call(_Reduce, tensor, _AXIS.get())
+
+
+def split(tensor: Tensor, dim: int, blocks: int = 1) -> Tensor:
+    """The device's own part; the gradient is gathered."""
+    return _call(_Split, tensor, _AXIS.get(), dim, blocks)
+
+
+def gather(tensor: Tensor, dim: int, blocks: int = 1) -> Tensor:
+    """The whole tensor; the gradient is cut."""
+    return _call(_Gather, tensor, _AXIS.get(), dim, blocks)
+
+
+def _call(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    out: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.axis.all_reduce(grads[0]), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        return axis.all_reduce(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+        ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
+        return cut(tensor, dim, blocks, axis.rank, axis.size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        gathered = ctx.axis.all_gather(grads[0], ctx.dim)
+        return _interleave(gathered, ctx.dim, ctx.blocks, ctx.axis.size), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
+        ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
+        return _interleave(axis.all_gather(tensor, dim), dim, blocks, axis.size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        whole = cut(grads[0], ctx.dim, ctx.blocks, ctx.axis.rank, ctx.axis.size)
+        return whole, None, None, None
+
+
+def vocab_embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1) -> Tensor:
+    """This device's summand of an embedding whose rows are sharded: zero for foreign rows."""
+    axis = _AXIS.get()
+    rows = weight.shape[0]
+    local = indices - axis.rank * rows
+    own = (local >= 0) & (local < rows)
+    padding = padding_idx - axis.rank * rows
+    looked_up = F.embedding(
+        local.clamp(0, rows - 1), weight, padding if 0 <= padding < rows else None
+    )
+    return looked_up * own.unsqueeze(-1)
+
+
+def vocab_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Cross entropy of logits (rows, classes) whose classes are sharded; exact gradients.
+
+    Two small all-reduces instead of a gather of the logits (Shoeybi et al., 2019, section 3).
+    `reduction` counts as in ATen: 0 none, 1 mean, 2 sum.
+    """
+    valid = target != ignore_index
+    losses = _call(_VocabCrossEntropy, logits, target, valid, _AXIS.get())
+    if reduction == 0:
+        return losses
+    return losses.sum() / valid.sum() if reduction == 1 else losses.sum()
+
+
+class _VocabCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, valid: Tensor, axis: Axis) -> Tensor:
+        classes = logits.shape[1]
+        local = target - axis.rank * classes
+        own = (local >= 0) & (local < classes) & valid
+        local = local.clamp(0, classes - 1).unsqueeze(1)
+        wide = logits.float() if logits.element_size() < 4 else logits
+        shifted = wide - axis.all_reduce(wide.amax(1), "max").unsqueeze(1)
+        mine = shifted.gather(1, local).squeeze(1) * own
+        exponentials = shifted.exp()
+        total, picked = axis.all_reduce(torch.stack((exponentials.sum(1), mine))).unbind()
+        ctx.save_for_backward(exponentials / total.unsqueeze(1), local, own, valid)
+        ctx.dtype = logits.dtype
+        return ((total.log() - picked) * valid).to(logits.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        probabilities, local, own, valid = ctx.saved_tensors
+        hot = torch.zeros_like(probabilities).scatter_(
+            1, local, own.unsqueeze(1).to(probabilities.dtype)
+        )
+        grad = (probabilities - hot) * (grads[0] * valid).unsqueeze(1)
+        return grad.to(ctx.dtype), None, None, None
+
+
+def rank_seed(tensor: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """Let the next op draw other random numbers on every device of the axis.
+
+    The seed is drawn from the default generator of the CPU, which has to be in step on all
+    devices of the axis (as replicated random ops need anyhow), and the device's coordinate is
+    added to it. So a sharded dropout draws independent masks, and draws them again under
+    recompute.
+
+    Returns:
+        What `restore_seed` needs to go on as if nothing had been drawn but one seed; None on the
+        meta device, which draws nothing.
+    """
+    if tensor.is_meta:
+        return None
+    seed = int(torch.randint(2**62, ()))
+    on_gpu = tensor.is_cuda
+    states = torch.get_rng_state(), torch.cuda.get_rng_state(tensor.device) if on_gpu else None
+    torch.manual_seed(seed + _AXIS.get().rank)
+    return states
+
+
+def restore_seed(states: tuple[Tensor, Tensor | None] | None, tensor: Tensor) -> None:
+    """Undo `rank_seed`; `tensor` is the one that it was given."""
+    if states is None:
+        return
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1], tensor.device)
+
+
+#: What takes no time on a device but the time of its collectives.
+COLLECTIVES = (copy, reduce, split, gather, rank_seed, restore_seed)

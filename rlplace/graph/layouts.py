@@ -1,0 +1,163 @@
+"""Layouts of a piece on the tp axis, found by propagation through its ops.
+
+Megatron's layouts (column-row pairs, head-wise attention, vocabulary-parallel loss) follow from the
+rules of single ops and the search; no rule knows of models. A layout's work and collectives are
+those of its lowered program, run on the meta device, so there is one source of truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from rlplace.errors import InputError
+from rlplace.graph.axis import COLLECTIVES, MetaAxis, use_axis
+from rlplace.graph.count import Role, measure
+from rlplace.graph.lower import Assignment, lower
+from rlplace.graph.program import Piece
+from rlplace.graph.rules import REPLICATE
+from rlplace.graph.search import Facts, Search
+from rlplace.graph.shapes import BATCHES, stand_in
+from rlplace.graph.types import Affine, Collective, Layout, Placement, Shard
+
+#: FLOPs that an element in a collective is worth, in the order in which the search tries them: an
+#: A100 with NVLink (312 TFLOP/s against about 200 GB/s), then less, so that a model that is too
+#: small for the first has a sharded layout as well. Whether it pays is the planner's question.
+LINK_FLOPS = (3000.0, 300.0, 30.0)
+
+
+def find_layouts(
+    piece: Piece,
+    degree: int,
+    roles: Sequence[Role],
+    grads: Collection[str],
+    pinned: Mapping[str, Placement] | None = None,
+) -> tuple[Layout, ...]:
+    """The sharded layouts of a piece at a degree of the tp axis; empty where there is none.
+
+    Args:
+        piece: Extracted on the meta device; its nodes carry ``meta["val"]``.
+        degree: Size of the tp axis, at least 2.
+        roles: Of each input of ``piece.module``, as for `rlplace.graph.count.measure`.
+        grads: Placeholders (states and reads) that a gradient flows back to.
+        pinned: Placement of states by fully qualified name, where it is not free. A parameter that
+            several groups use must be held in one way: pin it in all of them (to `Replicate()`,
+            or to ``Shard(0)``, which is sound as well, since every group can convert it).
+
+    Returns:
+        At most one layout today, named ``shard``: the cheapest that divides FLOPs or parameters.
+        `Layout.params` has one placement for each distinct name in ``piece.states``, in order.
+
+    Raises:
+        InputError: If the degree is below 2.
+    """
+    assignment = solve(piece, degree, grads, pinned)
+    if assignment is None:
+        return ()
+    local = lower(piece, assignment)
+    inputs = _LocalInputs(piece, assignment, frozenset(grads))
+    with use_axis(MetaAxis(degree)):
+        work = measure(local, inputs, roles, {function: function for function in COLLECTIVES})
+    return (
+        Layout(
+            "shard",
+            degree,
+            work,
+            collectives_of(local, inputs, degree),
+            tuple(placements_of(piece, assignment).values()),
+        ),
+    )
+
+
+def solve(
+    piece: Piece,
+    degree: int,
+    grads: Collection[str],
+    pinned: Mapping[str, Placement] | None = None,
+) -> Assignment | None:
+    """The strategies of the ``shard`` layout, or None if nothing can be sharded.
+
+    The same arguments give the same assignment; with the placements of a `Layout` pinned it is the
+    assignment that the layout was made from. Arguments as for `find_layouts`.
+
+    Raises:
+        InputError: If the degree is below 2.
+    """
+    if degree < 2:
+        raise InputError("degree", degree, "a tp axis has at least 2 devices", 2)
+    facts = Facts.of(piece, degree, grads, pinned or {})
+    for link in LINK_FLOPS:
+        found = Search(facts, link).run()
+        if found is not None:
+            return found
+    return None
+
+
+def legal_degrees(piece: Piece, up_to: int) -> tuple[int, ...]:
+    """Degrees from 2 to `up_to` at which a piece has a sharded layout."""
+    grads = [node.name for node in piece.module.graph.nodes if node.op == "placeholder"]
+    return tuple(d for d in range(2, up_to + 1) if solve(piece, d, grads) is not None)
+
+
+def placements_of(piece: Piece, assignment: Assignment) -> dict[str, Placement]:
+    """Placement of each distinct state, by fully qualified name."""
+    return {name: assignment.states.get(place, REPLICATE) for place, name in piece.states}
+
+
+def collectives_of(
+    local: fx.GraphModule, make_inputs: _LocalInputs, degree: int
+) -> tuple[Collective, ...]:
+    """What a local program sends, found by running it forward and backward without devices."""
+    low, high = (_calls(local, make_inputs(batch), degree) for batch in BATCHES)
+    return tuple(
+        Collective(kind, phase, Affine.through(BATCHES[0], size, BATCHES[1], more))
+        for (kind, phase, size), (_, _, more) in zip(low, high, strict=True)
+    )
+
+
+def _calls(local: fx.GraphModule, inputs: Sequence[Any], degree: int) -> list[tuple[Any, Any, int]]:
+    meta = MetaAxis(degree)
+    with use_axis(meta):
+        outputs = local(*inputs)
+    forward = len(meta.calls)
+    ends = [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
+    sources = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    if ends and sources:
+        seeds = [torch.empty_like(end) for end in ends]
+        torch.autograd.grad(ends, sources, seeds, allow_unused=True)
+    phases = ["forward" if i < forward else "backward" for i in range(len(meta.calls))]
+    return [(kind, phase, n) for (kind, n), phase in zip(meta.calls, phases, strict=True)]
+
+
+@dataclass(frozen=True)
+class _LocalInputs:
+    """Makes the inputs of a local program on the meta device; called with a batch size."""
+
+    piece: Piece
+    assignment: Assignment
+    grads: frozenset[str]
+
+    def __call__(self, batch: int) -> list[Any]:
+        names = dict(self.piece.states)
+        made: dict[str, Any] = {}
+        places = [n for n in self.piece.module.graph.nodes if n.op == "placeholder"]
+        for node in places:
+            name = names.get(node.name, node.name)
+            if name not in made:
+                whole = stand_in(node.meta["val"], batch, node.name in self.grads)
+                made[name] = self._local(node, whole)
+        return [made[names.get(node.name, node.name)] for node in places]
+
+    def _local(self, node: fx.Node, whole: Any) -> Any:
+        placement = self.assignment.states.get(node.name, REPLICATE)
+        if not isinstance(placement, Shard):
+            return whole
+        size = list(whole.shape)
+        size[placement.dim] //= self.assignment.degree
+        return torch.empty(
+            size, dtype=whole.dtype, device="meta", requires_grad=whole.requires_grad
+        )

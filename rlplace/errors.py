@@ -28,6 +28,10 @@ class InputError(RlplaceError, ValueError):
         hint = "" if nearest is None else f" (nearest legal: {nearest})"
         super().__init__(f"{field}={value!r}: {rule}{hint}")
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str, object]]:
+        """Pickle by the four arguments, so that the error survives the way out of a worker."""
+        return type(self), (self.field, self.value, self.rule, self.nearest)
+
 
 class CaptureError(RlplaceError):
     """`torch.export` refused a model; the message names the user's own line and a way out."""

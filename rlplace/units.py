@@ -19,7 +19,7 @@ def parse_size(field: str, value: str | float) -> float:
     """Bytes from ``"80 GB"``, ``"24 GiB"`` or a plain number of bytes.
 
     Raises:
-        InputError: If the unit is missing, is in bits, or the size is negative.
+        InputError: If the unit is missing or in bits, or the size is not positive.
     """
     if isinstance(value, int | float):
         return _positive(field, float(value), value)
@@ -75,7 +75,7 @@ def format_bytes(size: float) -> str:
     """``"1.50 GiB"``, ``"12.0 MiB"``: three significant digits, binary units."""
     for unit, scale in (("TiB", 2.0**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 1024.0)):
         if abs(size) >= scale:
-            return f"{size / scale:.3g} {unit}"
+            return f"{_three_digits(size / scale)} {unit}"
     return f"{size:.0f} B"
 
 
@@ -83,8 +83,15 @@ def format_seconds(seconds: float) -> str:
     """``"1.23 s"``, ``"45.6 ms"``, ``"7.89 us"``: three significant digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds / 1e-6)} us"
+
+
+def _three_digits(number: float) -> str:
+    """Three significant digits, all digits before the point from 1,000 on, never an exponent."""
+    size = abs(number)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+    return f"{number:.{digits}f}" if number else "0"
 
 
 def _positive(field: str, number: float, value: object) -> float:

@@ -7,9 +7,10 @@ fits in memory is for the estimate to say.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import prod
 
-from rlplace.errors import InputError
-from rlplace.plan.schedules import schedule
+from rlplace.errors import InputError, nearest_names
+from rlplace.plan.schedules import SCHEDULES
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 
 
@@ -20,7 +21,7 @@ def check(instance: Instance, plan: Plan) -> None:
         InputError: With the field, the value, the rule and the nearest legal value.
     """
     check_fingerprints(instance, plan)
-    schedule(plan.schedule)
+    _check_settings(instance, plan)
     _check_batch(instance, plan)
     _check_cover(instance, plan)
     for index, stage in enumerate(plan.stages):
@@ -58,6 +59,18 @@ def nearest(value: int, legal: tuple[int, ...]) -> int | None:
     return min(legal, key=lambda other: (abs(other - value), other), default=None)
 
 
+def _check_settings(instance: Instance, plan: Plan) -> None:
+    if plan.schedule not in SCHEDULES:
+        rule = f"must be one of {', '.join(SCHEDULES)}"
+        near = nearest_names(plan.schedule, SCHEDULES) or "1f1b"
+        raise InputError("plan.schedule", plan.schedule, rule, near)
+    for field in ("precision", "optimizer", "attention"):
+        value, wanted = getattr(plan, field), getattr(instance, field)
+        if value != wanted:
+            rule = f"the plan was made for another {field}; plan again for this one"
+            raise InputError(f"plan.{field}", value, rule, wanted)
+
+
 def _check_batch(instance: Instance, plan: Plan) -> None:
     if plan.global_batch != instance.global_batch:
         rule = "the plan was made for another global batch; plan again for this one"
@@ -76,7 +89,8 @@ def _check_cover(instance: Instance, plan: Plan) -> None:
     for index, stage in enumerate(plan.stages):
         if stage.start >= stage.stop:
             rule = "a stage has at least one group"
-            raise InputError(f"plan.stages[{index}]", (stage.start, stage.stop), rule)
+            near = (stage.start, stage.start + 1)
+            raise InputError(f"plan.stages[{index}]", (stage.start, stage.stop), rule, near)
     bounds = [0, *(stage.stop for stage in plan.stages)]
     for index, stage in enumerate(plan.stages):
         if stage.start != bounds[index]:
@@ -92,12 +106,16 @@ def _check_cover(instance: Instance, plan: Plan) -> None:
 def _check_mesh(instance: Instance, index: int, mesh: Mesh) -> None:
     field = f"plan.stages[{index}].mesh"
     degrees = (mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp)
-    product = mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp
-    if min(degrees) < 1 or product != len(mesh.devices):
+    for name, degree in zip(("dp_replicate", "dp_shard", "cp", "tp"), degrees, strict=True):
+        if degree < 1:
+            raise InputError(f"{field}.{name}", degree, "a degree is at least 1", 1)
+    product = prod(degrees)
+    if product != len(mesh.devices):
         rule = f"the product of the degrees {degrees} is the number of devices"
-        raise InputError(field, len(mesh.devices), rule, product)
-    if len(set(mesh.devices)) != len(mesh.devices):
-        raise InputError(f"{field}.devices", mesh.devices, "a device occurs once")
+        raise InputError(f"{field}.devices", len(mesh.devices), rule, product)
+    once = tuple(dict.fromkeys(mesh.devices))
+    if once != mesh.devices:
+        raise InputError(f"{field}.devices", mesh.devices, "a device occurs once", once)
     size = len(instance.cluster.devices)
     for device in mesh.devices:
         if not 0 <= device < size:
@@ -105,9 +123,11 @@ def _check_mesh(instance: Instance, index: int, mesh: Mesh) -> None:
             raise InputError(f"{field}.devices", device, rule, min(max(device, 0), size - 1))
     if mesh.cp != 1:
         raise InputError(f"{field}.cp", mesh.cp, "context parallel is not supported yet", 1)
-    for group in mesh.tp_groups() if mesh.tp > 1 else ():
-        if len({instance.cluster.devices[device].kind for device in group}) > 1:
-            raise InputError(f"{field}.devices", group, "a tp group has devices of one kind")
+    for group in mesh.tp_groups():
+        kinds = [instance.cluster.devices[device].kind for device in group]
+        if len(set(kinds)) > 1:
+            rule = "a tp group has devices of one kind"
+            raise InputError(f"{field}.devices", tuple(zip(group, kinds, strict=True)), rule)
 
 
 def _check_samples(plan: Plan, index: int, mesh: Mesh) -> None:
@@ -132,14 +152,18 @@ def _check_choices(instance: Instance, index: int, stage: Stage) -> None:
         legal = tuple(layout.name for layout in layouts)
         if choice.layout not in legal:
             rule = f"{name} has the layouts {', '.join(legal)} at tp={stage.mesh.tp}"
-            raise InputError(f"{field}[{group - stage.start}].layout", choice.layout, rule)
+            near = nearest_names(choice.layout, legal) or legal[-1]
+            raise InputError(f"{field}[{group - stage.start}].layout", choice.layout, rule, near)
         if choice.zero not in (0, 1, 2, 3):
             rule = "a ZeRO level is 0, 1, 2 or 3"
             near = nearest(choice.zero, (0, 1, 2, 3))
             raise InputError(f"{field}[{group - stage.start}].zero", choice.zero, rule, near)
         if choice.recompute not in ("none", "full"):
             rule = "recompute is none or full"
-            raise InputError(f"{field}[{group - stage.start}].recompute", choice.recompute, rule)
+            near = nearest_names(choice.recompute, ("none", "full")) or "none"
+            raise InputError(
+                f"{field}[{group - stage.start}].recompute", choice.recompute, rule, near
+            )
 
 
 def _check_overlap(plan: Plan) -> None:

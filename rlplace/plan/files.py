@@ -55,11 +55,13 @@ def load_plan(path: str | Path) -> Plan:
     """
     source = Path(path)
     try:
-        text = source.read_text()
+        content = source.read_bytes()
     except OSError as error:
         raise InputError("plan file", str(path), f"cannot be read ({error.strerror})") from error
     try:
-        data = json.loads(text)
+        data = json.loads(content)
+    except UnicodeDecodeError as error:
+        raise InputError("plan file", str(path), "is not JSON: it is not text") from error
     except json.JSONDecodeError as error:
         rule = f"is not JSON (line {error.lineno}: {error.msg}); the file may be cut off"
         raise InputError("plan file", str(path), rule) from error

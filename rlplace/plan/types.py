@@ -49,7 +49,18 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
     "sgd-momentum": (1, None),
 }
 
+#: What is taken where the user names no precision: the first that every device kind has.
+_PREFERRED = ("bf16-mixed", "fp16-mixed", "fp32")
+
 ATTENTION_KERNELS = ("flash", "math")
+
+
+def default_precision(cluster: Cluster) -> str:
+    """The first of bf16-mixed, fp16-mixed and fp32 that every device kind of a cluster has."""
+    for name in _PREFERRED:
+        if all(PRECISIONS[name].compute in kind.peak_flops for kind in cluster.kinds):
+            return name
+    return _PREFERRED[-1]
 
 
 @dataclass(frozen=True)

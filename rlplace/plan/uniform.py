@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from rlplace.errors import InputError
@@ -34,11 +36,11 @@ def uniform_plan(
         pp: Pipeline stages.
         tp: Tensor parallel degree; groups without a sharded layout stay replicated.
         dp_replicate: Replicas that hold everything; by default what the devices leave.
-        dp_shard: Devices over which ZeRO shards; with `zero` above 0 and no `dp_shard` given, all
-            replicas.
+        dp_shard: Devices over which ZeRO shards; with `zero` above 0 and a `dp_shard` of 1, all
+            replicas, for a ZeRO level without an axis to shard over would change nothing.
         micro_batch: Samples of a micro-batch on one replica (Megatron's meaning).
-        micro_batches: Number of micro-batches; one of the two is enough, the default is one
-            micro-batch a stage, or what divides.
+        micro_batches: Number of micro-batches; one of the two is enough, the default is about four
+            a stage (one, without a pipeline) that divide the batch.
         zero: ZeRO level of every group.
         recompute: Recompute mode of every group.
         schedule: Name of the schedule.
@@ -48,11 +50,15 @@ def uniform_plan(
     Raises:
         InputError: If the degrees do not fit the devices, the groups or the batch.
     """
-    ranks = devices or tuple(range(len(instance.cluster.devices)))
+    ranks = tuple(range(len(instance.cluster.devices))) if devices is None else devices
     dp_replicate, dp_shard = _dp(len(ranks), pp, tp, dp_replicate, dp_shard, zero)
     dp = dp_replicate * dp_shard
     count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
-    bounds = (0, *(cuts or balanced_cuts(instance, pp)), len(instance.graph.groups))
+    cuts = balanced_cuts(instance, pp) if cuts is None else cuts
+    bounds = (0, *cuts, len(instance.graph.groups))
+    if len(cuts) != pp - 1 or any(a >= b for a, b in pairwise(bounds)):
+        rule = f"{pp - 1} ascending group numbers between 0 and {bounds[-1]}, one a later stage"
+        raise InputError("cuts", cuts, rule, balanced_cuts(instance, pp))
     size = tp * dp
     stages = []
     for index in range(pp):
@@ -131,16 +137,17 @@ def _choice(
 def _dp(
     devices: int, pp: int, tp: int, dp_replicate: int | None, dp_shard: int, zero: int
 ) -> tuple[int, int]:
-    for field, value in (("pp", pp), ("tp", tp), ("dp_shard", dp_shard)):
-        if value < 1:
+    degrees = {"pp": pp, "tp": tp, "dp_replicate": dp_replicate, "dp_shard": dp_shard}
+    for field, value in degrees.items():
+        if value is not None and value < 1:
             raise InputError(field, value, "a degree is at least 1", 1)
     if dp_replicate is None:
         if devices % (pp * tp * dp_shard):
             rule = f"pp * tp * dp_shard must divide the {devices} devices"
             raise InputError("pp, tp, dp_shard", (pp, tp, dp_shard), rule)
         dp_replicate = devices // (pp * tp * dp_shard)
-        if zero and dp_shard == 1:
-            dp_replicate, dp_shard = 1, dp_replicate
+    if zero and dp_shard == 1:
+        dp_replicate, dp_shard = 1, dp_replicate
     if pp * tp * dp_replicate * dp_shard > devices:
         need = pp * tp * dp_replicate * dp_shard
         raise InputError("pp, tp, dp", need, f"more devices than the {devices} there are", devices)
@@ -155,6 +162,11 @@ def _micro_batches(
         divisors = tuple(d for d in range(1, global_batch + 1) if global_batch % d == 0)
         rule = f"the {dp} replicas must divide the global batch of {global_batch}"
         raise InputError("dp_replicate * dp_shard", dp, rule, nearest(dp, divisors))
+    if micro_batch is not None and micro_batches is not None:
+        if micro_batch * micro_batches * dp != global_batch:
+            rule = f"micro_batch * micro_batches * {dp} replicas is not {global_batch}; give one"
+            near = nearest(micro_batches, legal)
+            raise InputError("micro_batches", micro_batches, rule, near)
     if micro_batch is not None:
         if micro_batch < 1 or (global_batch // dp) % micro_batch:
             sizes = tuple(global_batch // dp // count for count in legal)

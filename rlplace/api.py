@@ -1,0 +1,163 @@
+"""The public functions: what a user types first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlplace.errors import InfeasibleError
+from rlplace.graph import library
+from rlplace.plan.types import Instance, Plan
+from rlplace.plan.uniform import uniform_plan
+from rlplace.planners.anneal import anneal
+from rlplace.planners.data_parallel import data_parallel
+from rlplace.planners.grid import grid
+from rlplace.planners.portfolio import best_of
+from rlplace.planners.remedies import shortage, smallest_changes
+from rlplace.planners.types import Budget, Planner, PlannerResult
+from rlplace.planners.zero3 import zero3
+from rlplace.resources import resource
+from rlplace.simulate.bound import bound
+from rlplace.simulate.estimate import Estimator, estimate
+from rlplace.simulate.types import Estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from rlplace.graph.types import OpGraph
+    from rlplace.runtime.measure import Measurement
+
+__all__ = [
+    "Placement",
+    "capture",
+    "estimate",
+    "library",
+    "place",
+    "run",
+    "shipped_policy",
+    "uniform_plan",
+]
+
+#: Shares of the time limit: the policy stops at the first, the grid at the second, then the best
+#: plan is annealed.
+_POLICY_SHARE, _GRID_SHARE = 0.5, 0.75
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The answer to an instance.
+
+    Args:
+        plan: The best plan that was found.
+        estimate: Its estimate.
+        planner: Which planner found it.
+        seconds: Wall seconds of the whole search.
+        bound: Proved lower limit of the step time.
+        alternatives: What every planner got, the winner included.
+    """
+
+    plan: Plan
+    estimate: Estimate
+    planner: str
+    seconds: float
+    bound: float
+    alternatives: dict[str, PlannerResult]
+
+    @property
+    def gap(self) -> float:
+        """Step time / bound - 1."""
+        return self.estimate.step_time / self.bound - 1.0
+
+
+def place(
+    instance: Instance,
+    time_limit: float = 0.25,
+    policy: str | Path | None = None,
+    seed: int = 0,
+) -> Placement:
+    """Answer an instance: the shipped policy, simple heuristics, and what local search adds.
+
+    The answer fits and is never worse than the heuristics. The policy's own result and seconds are
+    in `alternatives`, apart from the rest.
+
+    Args:
+        instance: The question.
+        time_limit: Seconds to spend, about; a first answer of each planner is always completed.
+        policy: Folder of a policy; by default the shipped one.
+        seed: Of the policy's samples and of the annealing.
+
+    Raises:
+        InfeasibleError: If no planner found a plan that fits; says what misses by how much, and
+            the smallest changes that would help.
+    """
+    started = time.perf_counter()
+    rng = np.random.default_rng(seed)
+    estimator = Estimator(instance)
+    found: dict[str, PlannerResult] = {}
+    found["policy"] = shipped_policy(policy)(
+        instance, Budget(seconds=_POLICY_SHARE * time_limit), rng
+    )
+    for name, heuristic in (("data_parallel", data_parallel), ("zero3", zero3), ("grid", grid)):
+        left = _GRID_SHARE * time_limit - (time.perf_counter() - started)
+        found[name] = heuristic(instance, Budget(seconds=max(left, 0.02)), rng, estimator)
+    best = best_of(list(found.values()))
+    start = best.plan or best.overfull
+    if start is not None:
+        left = max(time_limit - (time.perf_counter() - started), 0.02)
+        better = anneal(instance, Budget(seconds=left), rng, start, estimator)
+        name = f"{best.planner}+anneal"
+        found[name] = replace(better, planner=name)
+        best = best_of([best, found[name]])
+    seconds = time.perf_counter() - started
+    if best.plan is None or best.estimate is None:
+        raise InfeasibleError(_no_plan(instance, best))
+    return Placement(best.plan, best.estimate, best.planner, seconds, bound(instance), found)
+
+
+def shipped_policy(path: str | Path | None = None, builder: Any = None) -> Planner:
+    """The planner of a policy folder (by default the one that travels with rlplace).
+
+    Runs in numpy: torch is not imported.
+    """
+    from rlplace.envs.builders.stagewise import StagewiseBuilder
+    from rlplace.policies.planner import policy_planner
+    from rlplace.policies.store import load_numpy_policy
+
+    net = load_numpy_policy(path or resource("checkpoints/default"))
+    return policy_planner(net, builder or StagewiseBuilder())
+
+
+def capture(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> OpGraph:
+    """Capture a module as an op graph; see `rlplace.graph.capture.capture`."""
+    from rlplace.graph.capture import capture as capture_module
+
+    return capture_module(module, args, kwargs, **options)
+
+
+def run(plan: Plan, model_fn: Any, *args: Any, **options: Any) -> Measurement:
+    """Run a plan on the ranks that torchrun started; see `rlplace.runtime.trainer.run`."""
+    from rlplace.runtime.trainer import run as run_plan
+
+    return run_plan(plan, model_fn, *args, **options)
+
+
+def _no_plan(instance: Instance, best: PlannerResult) -> str:
+    lines = [
+        f"no plan for {instance.graph.name} on {instance.cluster.name or 'this cluster'} fits: "
+        + shortage(instance, best)
+    ]
+    changes = smallest_changes(instance)
+    if changes:
+        lines.append("what would fit: " + "; or ".join(changes))
+    return "\n".join(lines)

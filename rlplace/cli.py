@@ -1,0 +1,337 @@
+"""The command line: ``rlplace discover | plan | run | train | eval``.
+
+Exit codes: 0 done (a plan fits), 1 bad input or a failed run, 2 nothing fits.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from rich.console import Console
+
+from rlplace.errors import InfeasibleError, RlplaceError
+
+if TYPE_CHECKING:
+    from rlplace.cluster.types import Cluster
+    from rlplace.graph.types import OpGraph
+    from rlplace.plan.types import Instance
+
+OK, BAD_INPUT, NOTHING_FITS = 0, 1, 2
+
+
+def discover(
+    *,
+    ranks: int = 2,
+    out: Path | None = None,
+    seconds: float = 8.0,
+    json: bool = False,
+) -> int:
+    """Measure this machine as a cluster of CPU ranks: compute, memory and gloo collectives.
+
+    Args:
+        ranks: CPU ranks; all of them are busy at once while it measures.
+        out: Write the cluster here as YAML, for `rlplace plan`.
+        seconds: About how long the measurement may take.
+        json: Print one JSON object.
+    """
+    from rlplace.cluster.discover import discover as measure
+    from rlplace.cluster.load import save_cluster
+    from rlplace.report.cluster_view import cluster_data, render_discovery
+
+    with _status(f"measuring {ranks} ranks", quiet=json):
+        found = measure(ranks, seconds=seconds)
+    if out is not None:
+        save_cluster(found.cluster, out)
+    _print(cluster_data(found) if json else render_discovery(found))
+    return OK
+
+
+def plan(
+    model: tyro.conf.Positional[str],
+    cluster: tyro.conf.Positional[str],
+    *,
+    global_batch: int,
+    seq_len: int | None = None,
+    precision: str | None = None,
+    optimizer: str = "adamw",
+    attention: str = "flash",
+    runnable: bool = False,
+    time_limit: float = 0.5,
+    policy: Path | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    picture: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Place and shard a model over a cluster.
+
+    Args:
+        model: A library name (llama-3-8b, gpt2-demo) or your own function as file.py:function that
+            returns (module, dict of example tensors).
+        cluster: A YAML file, or the short form: 8xA100-80, 4x8xH100-80:ib3200.
+        global_batch: Samples of one optimizer step.
+        seq_len: Tokens of a sample, for library models that have them.
+        precision: fp32, bf16-mixed, fp16-mixed, bf16-mixed-fp32grad, bf16 or fp8-mixed; by default
+            the first of bf16-mixed, fp16-mixed, fp32 that every device kind has.
+        optimizer: adamw, adamw-8bit, sgd or sgd-momentum.
+        attention: flash, or math (keeps score matrices in memory).
+        runnable: Only plans that `rlplace run` executes today (ZeRO-0).
+        time_limit: Seconds that the search may take.
+        policy: Folder of a policy instead of the shipped one.
+        seed: Seed of the search.
+        out: Write the plan here as JSON, for `rlplace run`.
+        picture: Draw the predicted timeline here (PNG, SVG or PDF).
+        json: Print one JSON object.
+    """
+    from rlplace.api import place
+    from rlplace.report.plan_view import plan_data, render_alternatives, render_plan
+
+    graph = _graph(model, seq_len)
+    instance = _instance(
+        graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
+    )
+    placed = place(instance, time_limit, policy, seed)
+    others: dict[str, dict[str, float | None]] = {
+        name: {
+            "step_time": found.estimate.step_time if found.plan and found.estimate else None,
+            "seconds": found.seconds,
+        }
+        for name, found in placed.alternatives.items()
+    }
+    if out is not None:
+        placed.plan.save(out)
+    if picture is not None:
+        from rlplace.report.timeline_view import draw
+        from rlplace.simulate.estimate import timeline
+
+        draw([timeline(instance, placed.plan)], picture)
+    if json:
+        _print(
+            plan_data(
+                instance,
+                placed.plan,
+                placed.estimate,
+                bound=placed.bound,
+                planner=placed.planner,
+                plan_seconds=placed.seconds,
+                alternatives=others,
+            )
+        )
+        return OK
+    console = Console()
+    for line in _assumptions(instance):
+        console.print(line, style="dim")
+    console.print(render_plan(instance, placed.plan, placed.estimate, placed.bound))
+    console.print()
+    console.print(render_alternatives(placed.planner, others))
+    return OK
+
+
+def run(
+    plan: tyro.conf.Positional[Path],
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    lr: float = 1e-3,
+    seed: int = 0,
+    device: str = "cpu",
+    timeout: float = 60.0,
+    out: Path | None = None,
+    picture: Path | None = None,
+    trace: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Run a plan of a library model on ranks of this machine, with random data, and measure it.
+
+    Args:
+        plan: A plan file that `rlplace plan --out` wrote.
+        steps: Measured steps.
+        warmup: Steps before them.
+        lr: Learning rate.
+        seed: Seed of the parameters and the data.
+        device: cpu (gloo) or cuda (NCCL).
+        timeout: Seconds after which a rank gives up waiting for another.
+        out: Write the measurement here as JSON.
+        picture: Draw one measured step here.
+        trace: Write one measured step here as a Chrome trace, for Perfetto.
+        json: Print one JSON object.
+    """
+    from rlplace.plan.types import Plan
+    from rlplace.report.run_view import measurement_data, render_measurement, step_progress
+    from rlplace.report.timeline_view import draw, save_trace
+    from rlplace.runtime.launch import launch
+    from rlplace.runtime.trainer import Options
+
+    loaded = Plan.load(plan)
+    options = Options(steps=steps, warmup=warmup, lr=lr, seed=seed)
+    with step_progress(steps + warmup, quiet=json) as progress:
+        measured = launch(
+            loaded, options=options, device=device, timeout=timeout, progress=progress
+        )
+    if out is not None:
+        measured.save(out)
+    if picture is not None:
+        draw([measured.timeline], picture)
+    if trace is not None:
+        save_trace(measured.timeline, trace)
+    _print(measurement_data(measured) if json else render_measurement(measured))
+    return OK
+
+
+def train(
+    config: tyro.conf.Positional[Path] = Path("configs/train/small.yaml"),
+    *,
+    out: Path | None = None,
+    track: bool = False,
+    fresh: bool = False,
+    json: bool = False,
+) -> int:
+    """Train a placement policy: imitation of searched plans, then MaskablePPO.
+
+    Interrupt it with Ctrl-C; the same command goes on from the last complete checkpoint.
+
+    Args:
+        config: A YAML file; see configs/train/small.yaml for the fields.
+        out: Folder of the run; by default the one that the config names.
+        track: Log to Weights & Biases (offline where no key is set).
+        fresh: Start anew even if the folder holds a run.
+        json: Print one JSON object at the end.
+    """
+    from rlplace.policies.train import load_config
+    from rlplace.policies.train import train as train_policy
+
+    result = train_policy(load_config(config, out=out, track=track), fresh=fresh)
+    _print(result if json else f"policy in {result['policy']}")
+    return OK
+
+
+def evaluate(
+    *,
+    policy: Path | None = None,
+    suite: str = "held-out",
+    count: int = 30,
+    seed: int = 0,
+    steps: int = 1000,
+    json: bool = False,
+) -> int:
+    """Compare the policy with searches on held-out instances, with and without the same polish.
+
+    Gaps are ln(step time / best known), the best of all rows of an instance.
+
+    Args:
+        policy: Folder of a policy instead of the shipped one.
+        suite: held-out, library or train.
+        count: Instances.
+        seed: Seed of the suite and of all searches.
+        steps: Annealing evaluations of the polish.
+        json: Print one JSON object.
+    """
+    from rlplace.policies.bench import evaluation_data, render_evaluation, run_evaluation
+
+    with _status(f"evaluating on {count} instances", quiet=json) as say:
+        found = run_evaluation(policy, suite, count, seed, steps, say)
+    _print(evaluation_data(found) if json else render_evaluation(found))
+    return OK
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "discover": discover,
+    "plan": plan,
+    "run": run,
+    "train": train,
+    "eval": evaluate,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: parse, run, turn errors into one line and an exit code."""
+    try:
+        code = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="rlplace",
+            description="Place and shard PyTorch models over the devices you have.",
+            args=arguments,
+        )
+    except InfeasibleError as error:
+        Console(stderr=True).print(f"[bold red]nothing fits[/]: {error}")
+        code = NOTHING_FITS
+    except RlplaceError as error:
+        Console(stderr=True).print(f"[bold red]{type(error).__name__}[/]: {error}")
+        code = BAD_INPUT
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        code = 130
+    sys.exit(code)
+
+
+def _graph(model: str, seq_len: int | None) -> OpGraph:
+    from rlplace.graph import library
+    from rlplace.graph.user_model import capture_user_model, is_user_model
+
+    return (
+        capture_user_model(model) if is_user_model(model) else library.build(model, seq_len=seq_len)
+    )
+
+
+def _cluster(text: str) -> Cluster:
+    from rlplace.cluster.types import Cluster
+
+    is_file = text.endswith((".yaml", ".yml")) or Path(text).is_file()
+    return Cluster.load(text) if is_file else Cluster.parse(text)
+
+
+def _instance(
+    graph: OpGraph,
+    cluster: Cluster,
+    global_batch: int,
+    precision: str | None,
+    optimizer: str,
+    attention: str,
+    runnable: bool,
+) -> Instance:
+    from rlplace.plan.types import Instance, default_precision
+
+    return Instance(
+        graph,
+        cluster,
+        global_batch,
+        precision=precision or default_precision(cluster),
+        optimizer=optimizer,
+        attention=attention,
+        zero_levels=(0,) if runnable else (0, 1, 2, 3),
+    )
+
+
+def _assumptions(instance: Instance) -> list[str]:
+    from rlplace.cluster.load import describe_assumptions
+
+    head = f"{instance.precision}, {instance.optimizer}, {instance.attention} attention"
+    return [head, *describe_assumptions(instance.cluster)]
+
+
+def _print(content: Any) -> None:
+    """A dict as JSON, anything else by rich."""
+    if isinstance(content, dict):
+        print(jsonlib.dumps(content, indent=1))
+    else:
+        Console().print(content)
+
+
+@contextmanager
+def _status(text: str, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr; yields a function that changes its text."""
+    if quiet:
+        yield lambda _: None
+        return
+    with Console(stderr=True).status(text) as status:
+        yield status.update
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""``rlplace eval``: searches, the untrained network and the policy on one suite, equally polished."""
+"""``rlplace eval``: searches, the untrained network and the policy, equally polished."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rlplace.graph.program import Program
+from rlplace.graph.program import Program, base_of, writes_in_place
 from rlplace.graph.shapes import size_of
 
 _MATMULS = {"linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "einsum", "mv", "addmv"}
@@ -138,13 +138,7 @@ def _base(node: fx.Node, order: dict[fx.Node, int], index: int) -> int:
 
     A tensor must not be changed by another group than the one that made it.
     """
-    target: Any = node.target
-    if not (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable):
-        return index
-    source = node.args[0]
-    while isinstance(source, fx.Node) and getattr(source.target, "is_view", False):
-        source = source.args[0]
-    return order.get(source, index) if isinstance(source, fx.Node) else index
+    return order.get(base_of(node), index) if writes_in_place(node) else index
 
 
 def _is_background(node: fx.Node, order: dict[fx.Node, int]) -> bool:

@@ -161,13 +161,41 @@ def extract(
 
 
 def prologue_of(program: Program, names: Iterable[str]) -> tuple[str, ...]:
-    """The prologue nodes among `names` and all that they depend on, in order."""
-    needed = program.prologue & set(names)
+    """The prologue nodes among `names` and all that they depend on, in order.
+
+    What writes into one of these tensors in place is among them too.
+    """
+    needed: set[str] = set()
+
+    def need(node: fx.Node) -> None:
+        needed.update({node.name, base_of(node).name} & program.prologue)
+
+    by_name = {node.name: node for node in program.nodes}
+    for name in program.prologue & set(names):
+        need(by_name[name])
     for node in reversed(program.nodes):
-        if node.name in needed:
-            sources = {source.name for source in node.all_input_nodes}
-            needed |= sources & program.prologue
+        writes = node.name in program.prologue and writes_in_place(node)
+        if node.name in needed or (writes and base_of(node).name in needed):
+            needed.add(node.name)
+            for source in node.all_input_nodes:
+                need(source)
     return tuple(node.name for node in program.nodes if node.name in needed)
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether an op writes into its first argument."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """The node that made the tensor which a node is a view of, or writes into."""
+    while writes_in_place(node) or getattr(node.target, "is_view", False):
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
 
 
 def _move(node: fx.Node, device: torch.device) -> None:
@@ -234,11 +262,12 @@ def _prologue(graph: fx.Graph, params: set[str]) -> frozenset[str]:
 
 
 def _has_effect(node: fx.Node) -> bool:
-    """Whether a node writes into its input or draws random numbers."""
+    """Whether a node draws random numbers, or writes into a state or an input."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    drawn = torch.Tag.nondeterministic_seeded in target.tags
+    return drawn or (writes_in_place(node) and base_of(node).op == "placeholder")
 
 
 def _does_something(node: fx.Node) -> bool:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from rlplace.errors import MissingExtraError
 from rlplace.graph.models.shapes import T5, Bert, Gpt, Llama, Mixtral, ResNet, Vit
 
-
 #: The name under which sdpa is registered once more. An attention without a mask function gets no
 #: mask, and then sdpa is told `is_causal`: without padding that is the same, and unlike with a mask
 #: tensor, flash kernels and grouped KV heads are possible.
@@ -74,7 +73,9 @@ def make_gpt(shape: Gpt) -> nn.Module:
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
     }
-    return TokenLoss(_make("GPT2", "GPT2LMHeadModel", _decoder(shape) | config))
+    model: Any = _make("GPT2", "GPT2LMHeadModel", _decoder(shape) | config)
+    model.loss_type = "ForCausalLM"  # else it logs that it has to guess
+    return TokenLoss(model)
 
 
 def make_llama(shape: Llama) -> nn.Module:

@@ -132,7 +132,7 @@ example = {"x": torch.ones(4, 8)}
 graph = rlplace.graph.capture.capture(Net(), (), example)
 plan = uniform_plan(Instance(graph, stand_in_cluster(2), 8, precision="fp32"), pp=2)
 result = run(plan, Net, example=example, options=Options(steps=2), timeout=20)
-print("losses", len(result.losses), result.losses[-1] < result.losses[0])
+sys.stdout.write(f"losses {len(result.losses)} {result.losses[-1] < result.losses[0]}\\n")
 """
 
 

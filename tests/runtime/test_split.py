@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -49,7 +50,7 @@ def made() -> Model:
 def plan_of(graph: OpGraph, bounds: list[int], recompute: Recompute = "none") -> Plan:
     stages = tuple(
         Stage(start, stop, Mesh((i,)), (GroupChoice(recompute=recompute),) * (stop - start))
-        for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for i, (start, stop) in enumerate(itertools.pairwise(bounds))
     )
     instance = Instance(graph, stand_in_cluster(len(stages)), 6, precision="fp32")
     return make_plan(instance, stages, 1)
@@ -73,14 +74,14 @@ def test_stages_in_a_row_are_the_module(recompute: Recompute) -> None:
 
     twin = Net().train()
     twin.load_state_dict(model.module.state_dict())
-    twin(**batch).backward()
+    torch.autograd.backward(twin(**batch))
 
     values: dict[str, Tensor] = {}
     for stage in stages:
         values = stage(inputs, values)
     (loss,) = values.values()
     model.module.zero_grad()
-    loss.backward()
+    torch.autograd.backward(loss)
     for name, param in model.module.named_parameters():
         assert param.grad is not None
         assert torch.equal(param.grad, twin.get_parameter(name).grad), name  # type: ignore[arg-type]
@@ -113,7 +114,8 @@ def test_sizes_are_worked_out_not_sent() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.inner(x).repeat(2, 1)
-            return (self.outer(hidden) / hidden.shape[0]).sum()
+            result: Tensor = (self.outer(hidden) / hidden.shape[0]).sum()
+            return result
 
     program = export_program(Sized(), (), {"x": torch.zeros(2, 4)})
     found = numbers(program.nodes)

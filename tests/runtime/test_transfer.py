@@ -34,7 +34,7 @@ def test_every_sample_arrives_once(
             own = [m for m in found if m.target == rank and m.tensor == tensor]
             replica = target.devices.index(rank) // target.tp
             here, there = samples // target.dp, samples // source.dp
-            seen = []
+            seen: list[int] = []
             for message in own:
                 maker = source.devices.index(message.source) // source.tp
                 take = message.take or (0, there)

@@ -17,10 +17,13 @@ from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Layout, Structure, Work
 from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.units import MIB
 
 #: Passes over the score matrix that a math attention kernel makes forward (write, read, write the
 #: softmax, read it) and backward (the same twice).
 _SCORE_PASSES = (4, 8)
+#: Bytes on which rings are compared.
+_PROBE = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +50,34 @@ class MeshView:
 
 
 def view(cluster: Cluster, mesh: Mesh) -> MeshView:
-    """The view of a mesh; the first group of each axis stands for all of them."""
-    kinds = tuple(sorted({cluster.devices[device].kind for device in mesh.devices}))
-    cores = Counter(cluster.devices[device].core for device in mesh.devices)
-    cores.pop(None, None)
+    """The view of a mesh; the slowest group of each axis stands for all of them."""
+    members = [cluster.devices[device] for device in mesh.devices]
+    kinds = tuple(sorted({device.kind for device in members}))
+    cores = Counter((d.node, d.core) for d in members if d.core is not None)
     inner = mesh.cp * mesh.tp
     block = mesh.dp_shard * inner
-    groups = (
-        mesh.devices[: mesh.tp],
-        mesh.devices[0:block:inner],
-        mesh.devices[0::block],
-        mesh.devices[0::inner],
+    blocks = [mesh.devices[start : start + block] for start in range(0, len(members), block)]
+    groups_of_axes = (
+        mesh.tp_groups(),
+        tuple(own[offset::inner] for own in blocks for offset in range(inner)),
+        tuple(mesh.devices[offset::block] for offset in range(block)),
+        mesh.dp_groups(),
     )
-    tp, shard, replicate, dp = (ring(cluster, group, mesh.devices) for group in groups)
+    tp, shard, replicate, dp = (
+        _slowest_ring(cluster, groups, mesh.devices) for groups in groups_of_axes
+    )
     axes = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
     return MeshView(kinds, max(cores.values(), default=1), axes, tp, shard, replicate, dp)
+
+
+def _slowest_ring(
+    cluster: Cluster, groups: tuple[tuple[int, ...], ...], busy: tuple[int, ...]
+) -> Ring:
+    """The ring of the group that takes longest; all groups are alike where all nodes are."""
+    if len(cluster.islands) == 1 and not cluster.overrides:
+        return ring(cluster, groups[0], busy)
+    rings = dict.fromkeys(ring(cluster, group, busy) for group in groups)
+    return max(rings, key=lambda own: seconds("all_reduce", _PROBE, own))
 
 
 @dataclass
@@ -91,7 +107,8 @@ class AnalyticCost:
         """See `rlplace.cost.types.CostModel.group`."""
         looks = self.view(instance.cluster, mesh)
         settings = (instance.precision, instance.optimizer, instance.attention)
-        key = (id(structure), choice, looks, samples, boundary, settings)
+        cluster = instance.cluster.fingerprint  # kinds of one name may differ, once calibrated
+        key = (id(structure), choice, looks, samples, boundary, settings, cluster)
         if key not in self._groups:
             cost = _group(instance, structure, choice, mesh, looks, samples, boundary)
             self._groups[key] = (structure, cost)  # held, so that its id is not used again

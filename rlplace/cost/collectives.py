@@ -69,7 +69,9 @@ def seconds(kind: CollectiveKind, size: float, group: Ring) -> float:
         assert link is not None
         return _flat(kind, size, group.ranks, link)
     assert group.inter is not None
-    inside = _flat(kind, size, group.per_node, group.intra)
+    # In an all-to-all a node's members exchange only what the node's own ranks hold.
+    held = size / group.nodes if kind == "all_to_all" else size
+    inside = _flat(kind, held, group.per_node, group.intra)
     return inside + _flat(kind, size / group.per_node, group.nodes, group.inter)
 
 
@@ -79,7 +81,7 @@ def point_to_point(
     """Seconds until `target` holds `size` bytes that `source` holds.
 
     The ranks are cut into as many parallel streams as the smaller side has ranks; streams that
-    leave one node share its NIC.
+    leave or enter one node share its NIC.
 
     Args:
         cluster: The device graph.
@@ -97,11 +99,14 @@ def point_to_point(
     curve = next((c for c in cluster.curves if c.kind == "p2p"), None)
     if curve is not None:
         return curve.latency + curve.seconds_per_byte * size / streams
-    leaving = Counter(cluster.devices[a].node for a, b in pairs if _crosses(cluster, a, b))
+    crossing = [pair for pair in pairs if _crosses(cluster, *pair)]
+    leaving = Counter(cluster.devices[a].node for a, _ in crossing)
+    coming = Counter(cluster.devices[b].node for _, b in crossing)
     worst = 0.0
     for a, b in pairs:
         link = cluster.link(a, b)
-        shared = leaving[cluster.devices[a].node] if _crosses(cluster, a, b) else 1
+        on_nic = max(leaving[cluster.devices[a].node], coming[cluster.devices[b].node])
+        shared = on_nic if _crosses(cluster, a, b) else 1
         worst = max(worst, link.latency + size / streams * shared / link.bandwidth)
     return worst
 

@@ -156,8 +156,8 @@ def _check_choices(instance: Instance, index: int, stage: Stage) -> None:
             raise InputError(f"{field}[{group - stage.start}].layout", choice.layout, rule, near)
         if choice.zero not in (0, 1, 2, 3):
             rule = "a ZeRO level is 0, 1, 2 or 3"
-            near = nearest(choice.zero, (0, 1, 2, 3))
-            raise InputError(f"{field}[{group - stage.start}].zero", choice.zero, rule, near)
+            level = nearest(choice.zero, (0, 1, 2, 3))
+            raise InputError(f"{field}[{group - stage.start}].zero", choice.zero, rule, level)
         if choice.recompute not in ("none", "full"):
             rule = "recompute is none or full"
             near = nearest_names(choice.recompute, ("none", "full")) or "none"

@@ -1,7 +1,7 @@
 """Simulated annealing from any plan (Kirkpatrick et al. 1983), on the event-simulated estimate.
 
 Moves: shift the border of two stages; give a stage another mesh shape; merge two stages or split
-one; exchange the devices of two stages of equal size, or move a block of devices between
+one; exchange the devices of two stages, or move a block of devices between
 neighbours; change the micro-batch count; re-solve the choices of a stage; change one group's
 choice. After a structural move the choices of the touched stages are solved anew.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from math import exp
 
 import numpy as np
@@ -27,7 +28,10 @@ from rlplace.simulate.estimate import Estimator
 Move = Callable[["Neighbours", Plan], Plan | None]
 
 _START_TEMPERATURE = 0.03
-_END_TEMPERATURE = 0.0005
+_COOLING = 1 / 60
+#: Draws an evaluation at most (where no move is possible none leads to one), and evaluations.
+_DRAWS = 4
+_MOST = 1_000_000
 
 
 def anneal(
@@ -46,15 +50,13 @@ def anneal(
     search = Search("anneal", instance, budget, estimator or Estimator(instance, cost))
     neighbours = Neighbours(instance, solver or StageSolver(instance, cost), rng)
     current, value = start, objective(instance, search.offer(start))
-    steps = min(budget.evaluations, 1_000_000)
-    for step in range(4 * steps):
+    for _ in range(_DRAWS * min(budget.evaluations, _MOST)):
         if search.stopped:
             break
         plan = neighbours.draw(current)
         if plan is None or plan == current:
             continue
-        done = min(1.0, search.evaluations / steps) if budget.evaluations < 10**9 else step / steps
-        temperature = _START_TEMPERATURE * (_END_TEMPERATURE / _START_TEMPERATURE) ** done
+        temperature = _START_TEMPERATURE * _COOLING**search.progress
         other = objective(instance, search.offer(plan))
         if other <= value or rng.random() < exp((value - other) / temperature):
             current, value = plan, other
@@ -98,6 +100,8 @@ class Neighbours:
         """A plan of (start, stop, mesh) parts; stages that did not change keep their choices."""
         count = count or plan.micro_batches
         if any((self._instance.global_batch // count) % mesh.dp for _, _, mesh in parts):
+            return None
+        if not _disjoint(parts):
             return None
         same = count == plan.micro_batches and len(parts) == len(plan.stages)
         known = {(s.start, s.stop, s.mesh): s for s in plan.stages} if same else {}
@@ -232,6 +236,14 @@ class Neighbours:
         stages = list(plan.stages)
         stages[index] = replace(stage, choices=tuple(choices))
         return replace(plan, stages=tuple(stages))
+
+
+def _disjoint(parts: list[tuple[int, int, Mesh]]) -> bool:
+    """Whether different meshes have no device in common, and neighbours different meshes."""
+    meshes = {mesh for _, _, mesh in parts}
+    devices = [device for mesh in meshes for device in mesh.devices]
+    apart = all(before[2] != after[2] for before, after in pairwise(parts))
+    return apart and len(set(devices)) == len(devices)
 
 
 def _parts(plan: Plan) -> list[tuple[int, int, Mesh]]:

@@ -8,7 +8,7 @@ offered once and a thousand devices have few runs.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import permutations
+from itertools import islice, permutations
 
 from rlplace.plan.types import Instance, Mesh
 
@@ -21,7 +21,7 @@ _ORDERS = 6
 def device_orders(instance: Instance) -> tuple[tuple[int, ...], ...]:
     """Lines of devices: the islands in every order (up to a few), nodes whole inside each."""
     islands = instance.cluster.islands
-    orders = list(permutations(islands))[:_ORDERS]
+    orders = islice(permutations(islands), _ORDERS)
     return tuple(tuple(device for island in order for device in island) for order in orders)
 
 

@@ -31,23 +31,35 @@ def best_of(results: list[PlannerResult]) -> PlannerResult:
         results,
         key=lambda r: (
             r.plan is None,
-            r.estimate.step_time if r.plan is not None and r.estimate is not None else 0.0,
-            max(r.estimate.peak_memory) if r.estimate is not None else float("inf"),
+            r.overflow if r.estimate is not None else float("inf"),
+            r.estimate.step_time if r.estimate is not None else float("inf"),
         ),
     )
 
 
 def polished(
-    instance: Instance, result: PlannerResult, steps: int, rng: np.random.Generator
+    instance: Instance,
+    result: PlannerResult,
+    steps: int,
+    rng: np.random.Generator,
+    seconds: float = float("inf"),
 ) -> PlannerResult:
-    """A result after `steps` annealing evaluations; its seconds include the first search's."""
+    """A result after `steps` annealing evaluations; its seconds include the first search's.
+
+    Args:
+        instance: The question.
+        result: Where annealing starts.
+        steps: Evaluations at most.
+        rng: The source of all randomness.
+        seconds: Wall seconds of the annealing at most.
+    """
     start = result.plan or result.overfull
-    if start is None:
+    if start is None or steps < 1:
         return result
     cost = AnalyticCost()
     better = anneal(
         instance,
-        Budget(evaluations=steps),
+        Budget(seconds, steps),
         rng,
         start,
         Estimator(instance, cost),
@@ -64,6 +76,20 @@ def polished(
 def portfolio(
     instance: Instance, budget: Budget, rng: np.random.Generator, steps: int = 1000
 ) -> PlannerResult:
-    """Dynamic program or grid, whichever is better, and `steps` annealing evaluations."""
-    searched = best_of([dynamic(instance, budget, rng), grid(instance, budget, rng)])
-    return polished(instance, searched, steps, rng)
+    """Dynamic program or grid, whichever is better, and `steps` annealing evaluations.
+
+    The grid goes first: it is quick, so a short budget has an answer.
+    """
+    quick = grid(instance, budget, rng)
+    left = budget.after(quick)
+    results = [quick]
+    if left.evaluations:
+        results.append(dynamic(instance, left, rng))
+        left = left.after(results[-1])
+    best = best_of(results)
+    spent = replace(
+        best,
+        seconds=sum(result.seconds for result in results),
+        evaluations=sum(result.evaluations for result in results),
+    )
+    return polished(instance, spent, min(steps, left.evaluations), rng, left.seconds)

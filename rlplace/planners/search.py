@@ -47,6 +47,13 @@ class Search:
             return "seconds"
         return "evaluations" if self.evaluations >= self.budget.evaluations else None
 
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is spent, 0 to 1, whichever part is nearer to its end."""
+        elapsed = time.perf_counter() - self._started
+        evaluated = self.evaluations / max(self.budget.evaluations, 1)
+        return min(1.0, max(evaluated, elapsed / max(self.budget.seconds, 1e-9)))
+
     def offer(self, plan: Plan) -> Estimate:
         """Estimate a legal plan and remember it if it is the best so far."""
         estimate = self.estimator.estimate(plan)
@@ -62,6 +69,7 @@ class Search:
     def result(self) -> PlannerResult:
         """What was found so far."""
         plan, estimate = self.best or (None, self.overfull[1] if self.overfull else None)
+        missed = self.overfull if plan is None else None
         return PlannerResult(
             plan=plan,
             estimate=estimate,
@@ -70,7 +78,8 @@ class Search:
             seconds=time.perf_counter() - self._started,
             stopped=self.stopped or "done",
             curve=tuple(self._curve),
-            overfull=self.overfull[0] if self.overfull and plan is None else None,
+            overfull=missed[0] if missed else None,
+            overflow=overflow(self.instance, missed[1]) if missed else 0.0,
         )
 
 

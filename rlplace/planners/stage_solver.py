@@ -57,7 +57,10 @@ class StageRow:
 
 @dataclass(frozen=True)
 class _Table:
-    """Every group's pick at every price, as sums over the groups before it: (P, G + 1)."""
+    """Every group's pick at every price, as sums over the groups before it: (P, G + 1).
+
+    `pick` and `transient` are of each group itself, (P, G).
+    """
 
     options: tuple[tuple[GroupChoice, ...], ...]
     pick: Ints
@@ -67,7 +70,6 @@ class _Table:
     hidden: float
     optimizer: Floats
     bytes: Floats
-    group_reduce: Floats
     transient: Floats
 
 
@@ -221,7 +223,6 @@ def _table(
         hidden=hidden,
         optimizer=sums(chosen(optimizer)),
         bytes=sums(chosen(size)),
-        group_reduce=chosen(reduce),
         transient=chosen(transient),
     )
 
@@ -235,7 +236,6 @@ def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow
         table.reduce,
         table.optimizer,
         table.bytes,
-        table.group_reduce,
         table.transient,
         table.hidden,
         stop,
@@ -255,7 +255,6 @@ def _fill_row(
     reduce: Floats,
     optimizer: Floats,
     size: Floats,
-    group_reduce: Floats,
     transient: Floats,
     hidden: float,
     stop: int,
@@ -264,21 +263,28 @@ def _fill_row(
     columns: Floats,
     level: Ints,
 ) -> None:
-    """Fill a `StageRow`: for each start the quickest price that fits, else the leanest."""
+    """Fill a `StageRow`: for each start the quickest price that fits, else the leanest.
+
+    `lag` is by how much the reductions of the groups so far end after their backward: the
+    recursion of `exposed_reduce`, which a start further to the front continues.
+    """
     prices = len(forward)
-    peak = np.zeros(prices)
+    peak, lag = np.zeros(prices), np.zeros(prices)
     for start in range(stop - 1, -1, -1):
         best, leanest, best_total, least = -1, 0, np.inf, np.inf
         for price in range(prices):
+            own_backward = backward[price, start + 1] - backward[price, start]
+            own_reduce = reduce[price, start + 1] - reduce[price, start]
+            lag[price] = max(lag[price] - own_backward, 0.0) + hidden * own_reduce
             peak[price] = max(peak[price], transient[price, start])
             memory = size[price, stop] - size[price, start] + peak[price]
             if memory < least:
                 leanest, least = price, memory
             if memory > limit:
                 continue
-            back = backward[price, stop] - backward[price, start]
             front = forward[price, stop] - forward[price, start]
-            tail = _tail(reduce, optimizer, group_reduce, hidden, price, start, stop, back)
+            back = backward[price, stop] - backward[price, start]
+            tail = _tail(reduce, optimizer, hidden, price, start, stop) + lag[price]
             if micro_batches * (front + back) + tail < best_total:
                 best, best_total = price, micro_batches * (front + back) + tail
         chosen = best if best >= 0 else leanest
@@ -288,9 +294,7 @@ def _fill_row(
         level[start] = chosen
         columns[0, start] = front + back if best >= 0 else np.inf
         columns[1, start] = front
-        columns[2, start] = _tail(
-            reduce, optimizer, group_reduce, hidden, chosen, start, stop, back
-        )
+        columns[2, start] = _tail(reduce, optimizer, hidden, chosen, start, stop) + lag[chosen]
         columns[3, start] = memory
         columns[4, start] = 0.0 if best >= 0 else memory - limit
         columns[5, start] = front + back
@@ -298,20 +302,8 @@ def _fill_row(
 
 @numba.njit(cache=True)
 def _tail(
-    reduce: Floats,
-    optimizer: Floats,
-    group_reduce: Floats,
-    hidden: float,
-    price: int,
-    start: int,
-    stop: int,
-    backward: float,
+    reduce: Floats, optimizer: Floats, hidden: float, price: int, start: int, stop: int
 ) -> float:
-    """Exposed reduction (`exposed_reduce` in closed form for a stage) and optimizer seconds.
-
-    What may hide is exposed by at least the first group's reduction, which comes last.
-    """
-    total = reduce[price, stop] - reduce[price, start]
-    exposed = max(hidden * group_reduce[price, start], hidden * total - backward)
-    step = optimizer[price, stop] - optimizer[price, start]
-    return float((1.0 - hidden) * total + exposed + step)
+    """Seconds of the reduction that cannot hide, and of the optimizer."""
+    bare = (1.0 - hidden) * (reduce[price, stop] - reduce[price, start])
+    return float(bare + optimizer[price, stop] - optimizer[price, start])

@@ -23,6 +23,12 @@ class Budget:
         """The `time.perf_counter` value at which the seconds run out."""
         return time.perf_counter() + self.seconds
 
+    def after(self, result: PlannerResult) -> Budget:
+        """What is left of the budget after a search."""
+        return Budget(
+            max(0.0, self.seconds - result.seconds), max(0, self.evaluations - result.evaluations)
+        )
+
 
 @dataclass(frozen=True)
 class PlannerResult:
@@ -37,6 +43,7 @@ class PlannerResult:
         stopped: Why it stopped: ``done``, ``seconds`` or ``evaluations``.
         curve: (seconds, step time) at each improvement.
         overfull: The least overfull plan, where none fits.
+        overflow: How far its fullest device is over the limit, as a share of the limit.
     """
 
     plan: Plan | None
@@ -47,6 +54,7 @@ class PlannerResult:
     stopped: str = "done"
     curve: tuple[tuple[float, float], ...] = field(default_factory=tuple)
     overfull: Plan | None = None
+    overflow: float = 0.0
 
 
 class Planner(Protocol):

@@ -118,13 +118,13 @@ class Estimator:
 
     def _cores(self, lanes: tuple[Mesh, ...]) -> Ints:
         """One number for all lanes that share a core, directly or through others."""
-        owner: dict[int, int] = {}
+        owner: dict[tuple[int, int], int] = {}
         label = list(range(len(lanes)))
         for index, mesh in enumerate(lanes):
             for device in mesh.devices:
-                core = self.instance.cluster.devices[device].core
-                if core is not None:
-                    other = label[owner.setdefault(core, index)]
+                found = self.instance.cluster.devices[device]
+                if found.core is not None:
+                    other = label[owner.setdefault((found.node, found.core), index)]
                     mine = label[index]
                     label = [other if value == mine else value for value in label]
         return np.array(label, np.int64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlplace.cost import memory
 from rlplace.cost.analytic import find_layout
 from rlplace.cost.types import CostModel, GroupCost
-from rlplace.graph.types import OpGraph
+from rlplace.graph.types import OpGraph, Shard, Work
 from rlplace.plan.types import GroupChoice, Instance, Stage
 
 
@@ -80,17 +80,33 @@ def stage_cost(
             )
         found.append(known[key])
     groups = [group for group, _ in found]
+    twice = _held_twice(instance, stage)
     return StageCost(
         forward=sum(group.forward for group in groups),
         backward=sum(group.backward for group in groups),
         exposed_reduce=exposed_reduce(groups),
         optimizer=sum(group.optimizer for group in groups),
-        params=sum(held.params for _, held in found),
-        gradients=sum(held.gradients for _, held in found),
-        optimizer_states=sum(held.optimizer for _, held in found),
+        params=sum(held.params for _, held in found) - sum(t.params for t in twice),
+        gradients=sum(held.gradients for _, held in found) - sum(t.gradients for t in twice),
+        optimizer_states=sum(held.optimizer for _, held in found) - sum(t.optimizer for t in twice),
         saved=sum(group.saved for group in groups),
         transient=max(group.transient for group in groups),
     )
+
+
+def _held_twice(instance: Instance, stage: Stage) -> list[memory.StateBytes]:
+    """What each further use of a tied parameter adds, though the stage holds it once."""
+    graph, found = instance.graph, []
+    for name, elements in graph.tied:
+        users = [group for group in graph.groups[stage.start : stage.stop] if name in group.params]
+        for group in users[1:]:
+            choice = stage.choices[group.index - stage.start]
+            layout = find_layout(graph.structure(group.index), choice.layout, stage.mesh.tp)
+            places = dict(zip(group.params, layout.params, strict=False))
+            shards = stage.mesh.tp if isinstance(places.get(name), Shard) else 1
+            work = Work(params=elements // shards)
+            found.append(memory.states(instance, work, choice, stage.mesh))
+    return found
 
 
 def exposed_reduce(groups: list[GroupCost]) -> float:

@@ -71,8 +71,7 @@ class Rollouts:
         """The `count` most likely first decisions, the best first."""
         if self.builder.done(self._states[()]):
             return [()]
-        self._score([()])
-        log_probs = self._log_probs[()]
+        log_probs = self.log_probs(())
         order = np.argsort(-log_probs, kind="stable")[:count]
         return [(int(index),) for index in order if np.isfinite(log_probs[index])]
 
@@ -94,6 +93,12 @@ class Rollouts:
         if path not in self._states:
             self._states[path] = self.builder.apply(self.state(path[:-1]), path[-1])
         return self._states[path]
+
+    def log_probs(self, path: Path) -> FloatArray:
+        """Of the candidates for the next decision; minus infinity where illegal."""
+        if path not in self._log_probs:
+            self._score([path])
+        return self._log_probs[path]
 
     def _score(self, paths: list[Path]) -> None:
         by_step: dict[int, list[Path]] = {}

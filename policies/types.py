@@ -214,14 +214,14 @@ class Recorder:
         self.add(candidates, step, target)
 
     def records(self) -> Records:
-        """All that was added."""
+        """All that was added, which may be nothing."""
         sizes = [len(rows) for rows in self.features]
         return Records(
             (self.view,),
             np.zeros(len(self.steps), dtype=np.int64),
             np.array(self.steps, dtype=np.int64),
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            np.concatenate(self.features),
-            np.concatenate(self.spans),
-            np.concatenate(self.targets),
+            np.concatenate([np.zeros((0, CANDIDATE_FEATURES), np.float32), *self.features]),
+            np.concatenate([np.zeros((0, 4), np.int64), *self.spans]),
+            np.concatenate([np.zeros(0, np.float32), *self.targets]),
         )

@@ -16,7 +16,7 @@ import psutil
 from pydantic import TypeAdapter
 
 import rlplace
-from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_error
+from rlplace.cluster.figures import RankFigures, cpu_cluster
 from rlplace.cluster.machine import busy, cpu_quota, pressure, usable_cores, used_seconds
 from rlplace.cluster.types import Discovery
 from rlplace.errors import InputError, RankFailedError
@@ -42,10 +42,10 @@ def discover(ranks: int = 2, *, seconds: float = 8.0) -> Discovery:
     """Measure this machine as a cluster of CPU ranks.
 
     Ranks are pinned to the cores in turn; `Device.core` says which devices share one. The rates
-    of the kind ``cpu`` are those of one core at full speed while all cores are busy, and there is
-    an alpha-beta curve for each of gloo's collectives at every group size that divides `ranks`
-    (bytes are those of the whole tensor; p2p, one way, only between two). A collective's curve
-    contains the sharing of cores, as it was measured with all groups communicating at once.
+    of the kind ``cpu`` are those of one core at full speed while all cores are busy. There is a
+    curve for each of gloo's collectives at every group size that divides `ranks` (bytes are those
+    of the whole tensor; p2p, one way, only between two). A curve contains the sharing of cores,
+    as it was measured with all groups communicating at once.
 
     Args:
         ranks: Number of ranks, at most 64; there may be more than cores.
@@ -70,11 +70,7 @@ def discover(ranks: int = 2, *, seconds: float = 8.0) -> Discovery:
     figures, others = _measure(ranks, cores, seconds)
     cluster = cpu_cluster(figures, len(cores), memory)
     elapsed = time.perf_counter() - start
-    notes = _notes(ranks, len(cores), before, others)
-    if cluster.curves:
-        error = fit_error(figures, cluster.curves)
-        notes.append(f"curves of collectives miss the measured sizes by {error:.0%} (median)")
-    return Discovery(cluster, elapsed, tuple(notes))
+    return Discovery(cluster, elapsed, _notes(ranks, len(cores), before, others))
 
 
 def _measure(ranks: int, cores: Sequence[int], seconds: float) -> tuple[list[RankFigures], float]:
@@ -168,7 +164,7 @@ def _environment(ranks: int) -> dict[str, str]:
     }
 
 
-def _notes(ranks: int, cores: int, before: float, others: float) -> list[str]:
+def _notes(ranks: int, cores: int, before: float, others: float) -> tuple[str, ...]:
     """What a person should know about the figures."""
     notes = [
         f"{ranks} ranks on {cores} cores, {ranks / cores:.3g} a core, one thread each",
@@ -180,4 +176,4 @@ def _notes(ranks: int, cores: int, before: float, others: float) -> list[str]:
         notes.append(f"a quota of {quota:.3g} cores is in force: matmul rates are those without it")
     if (waiting := pressure()) is not None:
         notes.append(f"cpu pressure (avg10) at the end: {waiting:.0f} %")
-    return notes
+    return tuple(notes)

@@ -12,7 +12,7 @@ import yaml
 
 from rlplace.cluster.catalogue import DEVICE_KINDS, named_link
 from rlplace.cluster.schema import parse_flops
-from rlplace.cluster.types import Cluster, DeviceKind, Link
+from rlplace.cluster.types import Cluster, CollectiveCurve, DeviceKind, Link
 from rlplace.errors import InputError
 from rlplace.units import parse_bandwidth, parse_time
 
@@ -30,15 +30,12 @@ def dump_cluster(cluster: Cluster) -> str:
             {"between": [a, b]} | _written_out(link) for a, b, link in cluster.overrides
         ]
     if cluster.curves:
-        content["curves"] = [
-            asdict(curve) | {"latency": _unit(curve.latency, 1e-6, "us", parse_time)}
-            for curve in cluster.curves
-        ]
+        content["curves"] = [_curve(curve) for curve in cluster.curves]
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=100)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes mappings of plain values on one line, as a person would; repeats, never aliases."""
+    """Writes mappings and lists of plain values on one line; repeats, never aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -46,6 +43,11 @@ class _Dumper(yaml.SafeDumper):
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
         node = super().represent_mapping(tag, mapping, flow_style)
         node.flow_style = all(isinstance(value, yaml.ScalarNode) for _, value in node.value)
+        return node
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        node = super().represent_sequence(tag, sequence, flow_style)
+        node.flow_style = all(isinstance(value, yaml.ScalarNode) for value in node.value)
         return node
 
 
@@ -69,6 +71,12 @@ def _kind(kind: DeviceKind) -> dict[str, Any]:
         "launch_overhead": _unit(kind.launch_overhead, 1e-6, "us", parse_time),
         "half_flops": _unit(kind.half_flops, 1e9, "GFLOP", parse_flops),
     }
+
+
+def _curve(curve: CollectiveCurve) -> dict[str, Any]:
+    """A measured collective."""
+    entry = asdict(curve) | {"latency": _unit(curve.latency, 1e-6, "us", parse_time)}
+    return entry if curve.points else {key: entry[key] for key in entry if key != "points"}
 
 
 def _nodes(cluster: Cluster) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, median
 
 import numpy as np
@@ -104,37 +105,19 @@ def fit_kind(figures: Sequence[RankFigures], memory: int) -> DeviceKind:
 
 def fit_curves(figures: Sequence[RankFigures]) -> tuple[CollectiveCurve, ...]:
     """One curve for each collective and group size, of the mean over the ranks that took part."""
-    return tuple(
-        CollectiveCurve(kind, ranks, *fit_line(list(times), list(times.values())))
-        for (kind, ranks), times in _points(figures).items()
-    )
-
-
-def fit_error(figures: Sequence[RankFigures], curves: Sequence[CollectiveCurve]) -> float:
-    """The median relative error of the curves at the sizes that were measured."""
-    points = _points(figures)
-    errors = [
-        abs((curve.latency + curve.seconds_per_byte * size) / seconds - 1.0)
-        for curve in curves
-        for size, seconds in points[curve.kind, curve.ranks].items()
-    ]
-    return median(errors) if errors else 0.0
-
-
-def _points(
-    figures: Sequence[RankFigures],
-) -> dict[tuple[CollectiveKind, int], dict[float, float]]:
-    """Mean seconds by collective and group size, then by bytes."""
     found: dict[tuple[CollectiveKind, int], dict[float, list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for figure in figures:
         for kind, ranks, size, seconds in figure.collectives:
             found[kind, ranks][size].append(seconds)
-    return {
-        case: {size: fmean(values) for size, values in times.items()}
-        for case, times in found.items()
-    }
+    curves = []
+    for (kind, ranks), times in found.items():
+        sizes, means = list(times), [fmean(values) for values in times.values()]
+        # A larger message is never cheaper; where it seems so, that is noise.
+        points = tuple(zip(sizes, accumulate(means, max), strict=True))
+        curves.append(CollectiveCurve(kind, ranks, *fit_line(sizes, means), points))
+    return tuple(curves)
 
 
 def _over_ranks(

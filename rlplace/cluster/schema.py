@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+)
 
 from rlplace.errors import InputError
 from rlplace.units import parse_bandwidth, parse_size, parse_time
@@ -80,7 +89,7 @@ LinkField = Annotated[
 ]
 
 #: Steps of pydantic's error locations that are no keys of a file.
-UNION_TAGS = ("by name", "written out")
+PYDANTIC_STEPS = ("by name", "written out", "[key]")
 
 
 class KindModel(_Strict):
@@ -136,6 +145,16 @@ class CurveModel(_Strict):
     ranks: Annotated[int, Field(strict=True, ge=2)]
     latency: Time
     seconds_per_byte: Annotated[float, Field(gt=0)]
+    points: tuple[tuple[Size, Time], ...] = ()
+
+    @field_validator("points")
+    @classmethod
+    def _ascend(cls, points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        steps = list(pairwise(points))
+        if len(points) == 1 or any(b <= a or t < s for (a, s), (b, t) in steps):
+            rule = "two or more points (bytes, seconds), sizes ascending, times not falling"
+            raise InputError("points", points, rule)
+        return points
 
 
 class ClusterModel(_Strict):

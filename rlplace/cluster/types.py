@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -58,8 +59,8 @@ class Device:
         index: Position in `Cluster.devices`, its global rank.
         kind: Name of its kind.
         node: Index of its node.
-        core: What executes it; devices with the same core take turns (CPU ranks that share a
-            core). None means a core of its own.
+        core: What executes it; devices of a node with the same core take turns (CPU ranks that
+            share a core). None means a core of its own.
     """
 
     index: int
@@ -86,13 +87,37 @@ CollectiveKind = Literal[
 class CollectiveCurve:
     """Measured cost of a collective among `ranks` ranks: ``latency + seconds_per_byte * bytes``.
 
-    `bytes` is the size of the whole tensor, as in `rlplace.graph.types.Collective`.
+    `bytes` is the size of the whole tensor, as in `rlplace.graph.types.Collective`. Where a line
+    is too coarse (a byte costs more beyond the caches than within), `points` says more.
+
+    Args:
+        kind: The collective.
+        ranks: Size of the group.
+        latency: Seconds of an empty one, of the line that fits best.
+        seconds_per_byte: Slope of that line.
+        points: Measured (bytes, seconds), at least two or none; sizes ascend, times do not fall.
     """
 
     kind: CollectiveKind
     ranks: int
     latency: float
     seconds_per_byte: float
+    points: tuple[tuple[float, float], ...] = ()
+
+    def seconds(self, size: float) -> float:
+        """Seconds for a whole tensor of `size` bytes.
+
+        Between two points along a straight line, below the first as long as the first, beyond
+        the last with the slope of the last two; without points, the line.
+        """
+        if not self.points:
+            return self.latency + self.seconds_per_byte * size
+        after = bisect_left(self.points, (size,))
+        if after == 0:
+            return self.points[0][1]
+        after = min(after, len(self.points) - 1)
+        (size_0, time_0), (size_1, time_1) = self.points[after - 1], self.points[after]
+        return time_0 + (time_1 - time_0) * (size - size_0) / (size_1 - size_0)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rlplace.cluster.schema import KEYS, UNION_TAGS
+from rlplace.cluster.schema import KEYS, PYDANTIC_STEPS
 from rlplace.errors import InputError, nearest_names
 
 #: Keys and list positions from the root of a file.
@@ -33,7 +33,7 @@ class YamlText:
 
     def field(self, location: Location) -> str:
         """``cluster.yaml:12: nodes[0].nic.bandwidth``."""
-        steps = [step for step in location if step not in UNION_TAGS]
+        steps = [step for step in location if step not in PYDANTIC_STEPS]
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         return f"{self.source}:{self._line(steps)}: {path.lstrip('.')}"
 

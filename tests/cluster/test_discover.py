@@ -44,6 +44,7 @@ def test_two_ranks_for_real(tmp_path: Path) -> None:
     for curve in curves.values():
         assert curve.latency >= 0
         assert curve.seconds_per_byte > 0
+        assert 0 < curve.seconds(1e3) < curve.seconds(64e6), "a curve rises"
     assert found.seconds > 0
     assert any("2 ranks on" in note for note in found.notes)
     save_cluster(cluster, tmp_path / "cpu.yaml")

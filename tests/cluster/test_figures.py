@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_curves, fit_error, fit_line
-from rlplace.cluster.types import CollectiveKind
+from rlplace.cluster.figures import RankFigures, cpu_cluster, fit_curves, fit_line
+from rlplace.cluster.types import CollectiveCurve, CollectiveKind
 
 SIZES = [4096.0, 65536.0, 524288.0, 8388608.0]
 FLOPS = [1e7, 1e8, 1e9, 4e9]
@@ -88,12 +88,27 @@ def test_no_rate_exceeds_the_peak() -> None:
     assert kind.peak_flops["fp32"] >= max(x / t for x, t in figures(half=0.0).matmuls)
 
 
-def test_error_of_the_curves() -> None:
-    curves = fit_curves([figures()])
-    assert fit_error([figures()], curves) == pytest.approx(0.0, abs=1e-6)
-    twice = [
-        replace(curve, latency=2 * curve.latency, seconds_per_byte=2 * curve.seconds_per_byte)
-        for curve in curves
-    ]
-    assert fit_error([figures()], twice) == pytest.approx(1.0)
-    assert fit_error([figures()], ()) == 0.0
+def test_points_are_the_mean_of_the_ranks_and_do_not_fall() -> None:
+    slow = replace(figures(), collectives=(("p2p", 2, 4e3, 3e-4), ("p2p", 2, 8e6, 1e-2)))
+    fast = replace(figures(), collectives=(("p2p", 2, 4e3, 1e-4), ("p2p", 2, 8e6, 2e-2)))
+    (curve,) = fit_curves([slow, fast])
+    assert [size for size, _ in curve.points] == [4e3, 8e6]
+    assert [time for _, time in curve.points] == pytest.approx([2e-4, 1.5e-2])
+    upside_down = replace(figures(), collectives=(("p2p", 2, 4e3, 3e-4), ("p2p", 2, 8e3, 1e-4)))
+    assert [time for _, time in fit_curves([upside_down])[0].points] == [3e-4, 3e-4]
+
+
+def test_a_curve_follows_its_points() -> None:
+    curve = CollectiveCurve("p2p", 2, 1e-4, 1e-9, ((1e3, 1e-4), (1e6, 1e-3), (3e6, 7e-3)))
+    assert [curve.seconds(size) for size in (1e3, 1e6, 3e6)] == pytest.approx([1e-4, 1e-3, 7e-3])
+    assert curve.seconds(10.0) == 1e-4, "a message of a few bytes costs as the smallest"
+    assert curve.seconds(2e6) == pytest.approx(4e-3)
+    assert curve.seconds(5e6) == pytest.approx(13e-3), "the slope of the last two goes on"
+    assert replace(curve, points=()).seconds(1e6) == pytest.approx(1.1e-3)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=20))
+def test_curves_do_not_fall(sizes: list[float]) -> None:
+    for curve in fit_curves([figures()]):
+        times = [curve.seconds(size) for size in sorted(sizes)]
+        assert times == sorted(times)

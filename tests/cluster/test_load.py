@@ -83,6 +83,13 @@ def test_short_forms_roundtrip(text: str, tmp_path: Path) -> None:
     roundtrip(parse_cluster(text), tmp_path / "cluster.yaml")
 
 
+def test_points_roundtrip(tmp_path: Path) -> None:
+    text = WHOLE.replace("7.0e-12}", "7.0e-12, points: [[4 KB, 30 us], [1048576, 0.00123]]}")
+    cluster = roundtrip(read_cluster(text), tmp_path / "cluster.yaml")
+    assert cluster.curves[0].points[1] == (1048576.0, 0.00123)
+    assert cluster.curves[0].points[0] == pytest.approx((4e3, 30e-6))
+
+
 def test_cores_roundtrip(tmp_path: Path) -> None:
     text = "nodes: [{devices: [{kind: T4, core: 0}, {kind: T4, core: 1}, {kind: T4, core: 0}]}]"
     cluster = roundtrip(read_cluster(text), tmp_path / "cluster.yaml")
@@ -129,6 +136,7 @@ def test_assumptions_name_what_came_from_the_catalogue() -> None:
         ("memory: 24 GiB", "overlap: 0.5", ":4: kinds[1]", "says its memory"),
         ("latency: 5 us", "latency: 5 u", ":15: nodes[1].intra.latency", "with a unit"),
         ("latency: 5 us", "latency: -5", ":15: nodes[1].intra.latency", "not negative"),
+        ("{bf16: 250", "{bf61: 250", ":3: kinds[0].peak_flops.bf61", "fp8"),
         ("nic: ib200", "nic: pcie", ":13: nodes[0].nic", "not a link for nic"),
         ("nic: ib200", "nic: ib", ":13: nodes[0].nic", "is not a link"),
         ("    nic: {bandwidth: 200 Gbps, latency: 14 us}", "", ":14: nodes[1].nic", "is missing"),
@@ -143,6 +151,13 @@ def test_assumptions_name_what_came_from_the_catalogue() -> None:
         ("between: [5, 4]", "between: [5]", ":18: overrides[0].between", "required"),
         ("count: 2\n    devices", "count: 0\n    devices", ":10: nodes[0].count", "greater than"),
         ("ranks: 2", "ranks: 1", ":20: curves[0].ranks", "greater than"),
+        ("7.0e-12}", "7.0e-12, points: [[4 KB, 1 us]]}", ":20: curves[0].points", "two or more"),
+        (
+            "7.0e-12}",
+            "7.0e-12, points: [[4 KB, 9 us], [1 MB, 1 us]]}",
+            ":20: curves[0].points",
+            "not fall",
+        ),
         ("name: own\n", "name: A100-slow\n", ":4: kinds[1]", "two kinds"),
         ("    bandwidth: 1 TB/s", "    memory: 1 GiB", ":7", "occurs twice"),
         ("nodes:", "nodes: {", ":10", "is not YAML"),

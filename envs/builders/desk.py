@@ -1,0 +1,265 @@
+"""What the stage-wise builder knows about one instance, worked out once and shared by its states."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from rlplace.cost.analytic import AnalyticCost
+from rlplace.cost.collectives import point_to_point
+from rlplace.envs.builders.outlook import Rest, StageTable, look_ahead, stage_table
+from rlplace.envs.builders.rates import Rates
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.types import Instance, Mesh
+from rlplace.planners.meshes import device_orders, mesh_shapes, runs
+from rlplace.planners.stage_solver import StageSolver
+from rlplace.simulate.bound import bound
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Micro-batch counts that are offered, spread in the logarithm.
+_COUNTS = 16
+#: Cuts of the first look at every (micro-batch count, order), and of the look at a chosen one.
+ROUGH, FINE = 12, 48
+#: Longest pipeline, at the first look and afterwards.
+_ROUGH_DEPTH, _DEPTH = 8, 16
+#: Bytes of stage tables that an instance keeps.
+_KEPT_BYTES = 96 * 2**20
+#: What an overflow of the whole limit costs, in bounds.
+_PENALTY = 30.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """Devices lined up, with the meshes that a stage may take from the line.
+
+    Args:
+        devices: Global ranks in the order of the line.
+        meshes: All meshes whose replicas divide the global batch.
+        classes, firsts, lasts: Of each mesh: class, first position, one past the last position.
+        turns: Of each mesh: how much longer a stage takes when all ranks of its cores are busy.
+        hops: (meshes, 2): seconds and seconds a byte, one way, over the mesh's later border.
+    """
+
+    devices: tuple[int, ...]
+    meshes: tuple[Mesh, ...]
+    classes: Ints
+    firsts: Ints
+    lasts: Ints
+    turns: Floats
+    hops: Floats
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is ahead under one micro-batch count and one line of devices.
+
+    Args:
+        line: The devices.
+        micro_batches: Micro-batches of a step.
+        cuts: Where stages may begin and end.
+        usable: Indices of the meshes of the line whose replicas divide the micro-batch.
+        local: Class of each of them, as the first axis of `table` counts.
+        table: Costs of stages.
+        rest: The best pipelines for what is left.
+    """
+
+    line: Line
+    micro_batches: int
+    cuts: Ints
+    usable: Ints
+    local: Ints
+    table: StageTable
+    rest: Rest
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tables."""
+        return sum(array.nbytes for array in (*self.table, *self.rest))
+
+
+@dataclass
+class Desk:
+    """Everything that a rollout looks up: lines, costs of stages, outlooks.
+
+    Args:
+        instance: The question.
+    """
+
+    instance: Instance
+    cost: AnalyticCost = field(default_factory=AnalyticCost)
+
+    def __post_init__(self) -> None:
+        self.solver = StageSolver(self.instance, self.cost)
+        self.rates = Rates(self.instance, self.cost)
+        self._outlooks: OrderedDict[tuple[int, int, int], Outlook] = OrderedDict()
+
+    @cached_property
+    def bound(self) -> float:
+        """The proved limit of the step time: the unit of every duration."""
+        return bound(self.instance)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Micro-batch counts that are offered."""
+        legal = legal_micro_batches(self.instance.global_batch, 1)
+        where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
+        return tuple(legal[index] for index in where)
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """The devices with the islands in every order that is offered."""
+        return tuple(self._line(order) for order in device_orders(self.instance))
+
+    @cached_property
+    def tied_seconds(self) -> float:
+        """Seconds to sum gradients of tied parameters, where a pipeline parts them."""
+        order = self.lines[0].devices
+        size = sum(elements for _, elements in self.instance.graph.tied)
+        ends = (order[:1], order[-1:])
+        gradient = float(size * self.instance.bytes.gradient)
+        return 2.0 * point_to_point(self.instance.cluster, *ends, gradient)
+
+    def cuts(self, segments: int) -> Ints:
+        """All cuts, or as many as asked for that share the work evenly."""
+        groups = len(self.instance.graph.groups)
+        if groups <= segments:
+            return np.arange(groups + 1)
+        works = [self.instance.graph.structure(index).work for index in range(groups)]
+        load = np.cumsum([w.flops(1) + w.backward_flops(1) + w.moved(1) for w in works])
+        wanted = np.linspace(0.0, load[-1], segments + 1)[1:-1]
+        inner = np.searchsorted(load, wanted) + 1
+        return np.unique(np.concatenate([[0], np.minimum(inner, groups - 1), [groups]]))
+
+    def outlook(self, count: int, line: int, segments: int) -> Outlook:
+        """What is ahead; computed once, the ones used last are kept."""
+        key = (count, line, len(self.cuts(segments)))
+        if key in self._outlooks:
+            self._outlooks.move_to_end(key)
+            return self._outlooks[key]
+        found = self._outlooks[key] = self._look(count, self.lines[line], segments)
+        while len(self._outlooks) > 1 and self._bytes() > _KEPT_BYTES:
+            self._outlooks.popitem(last=False)
+        return found
+
+    @property
+    def penalty(self) -> float:
+        """Seconds that an overflow of the whole limit costs."""
+        return _PENALTY * self.bound
+
+    def _bytes(self) -> int:
+        return sum(outlook.bytes for outlook in self._outlooks.values())
+
+    def _look(self, count: int, line: Line, segments: int) -> Outlook:
+        micro_batch = self.instance.global_batch // count
+        usable = np.array(
+            [i for i, mesh in enumerate(line.meshes) if micro_batch % mesh.dp == 0], np.int64
+        )
+        cuts = self.cuts(segments)
+        wanted, local = np.unique(line.classes[usable], return_inverse=True)
+        depth = min(len(line.devices), len(cuts) - 1, _ROUGH_DEPTH if segments == ROUGH else _DEPTH)
+        table = self._table(wanted, count, cuts, depth)
+        rest = look_ahead(
+            table,
+            local.astype(np.int64),
+            line.firsts[usable],
+            line.lasts[usable],
+            line.turns[usable],
+            self._transfers(line, usable, cuts, micro_batch),
+            len(line.devices),
+            count,
+            self.bound / count,
+            self.penalty,
+        )
+        return Outlook(line, count, cuts, usable, local.astype(np.int64), table, Rest(*rest))
+
+    def _table(self, classes: Ints, count: int, cuts: Ints, depth: int) -> StageTable:
+        found = [self.rates.columns(int(number), count, cuts) for number in classes]
+        stacked = {name: _stack([getattr(c, name) for c in found]) for name in _NAMES}
+        return StageTable(
+            *stage_table(
+                np.array([len(columns.forward) for columns in found]),
+                *(stacked[name] for name in _NAMES),
+                np.array([self.rates.hidden(int(number)) for number in classes]),
+                np.array([self.rates.limit(self.rates.mesh(int(n))) for n in classes]),
+                count,
+                depth,
+            )
+        )
+
+    def _transfers(self, line: Line, usable: Ints, cuts: Ints, micro_batch: int) -> Floats:
+        """(meshes, cuts): seconds there and back over the later border of each mesh."""
+        size = self.instance.bytes.activation
+        moved = np.array(
+            [
+                floats(micro_batch) * size + other(micro_batch)
+                for floats, other in (self.instance.graph.crossings[cut] for cut in cuts)
+            ]
+        )
+        hops = line.hops[usable]
+        return 2.0 * (hops[:, :1] + hops[:, 1:] * moved[None])
+
+    def _line(self, order: tuple[int, ...]) -> Line:
+        meshes: list[Mesh] = []
+        places: list[tuple[int, int]] = []
+        for first, last in runs(self.instance, order):
+            for mesh in mesh_shapes(self.instance, order[first:last], self.instance.global_batch):
+                meshes.append(mesh)
+                places.append((first, last))
+        firsts, lasts = np.array(places, np.int64).T
+        return Line(
+            devices=order,
+            meshes=tuple(meshes),
+            classes=np.array([self.rates.number(mesh) for mesh in meshes]),
+            firsts=firsts.copy(),
+            lasts=lasts.copy(),
+            turns=np.array([self._turns(mesh) for mesh in meshes]),
+            hops=np.array(
+                [self._hop(order, mesh, int(b)) for mesh, b in zip(meshes, lasts, strict=True)]
+            ),
+        )
+
+    def _turns(self, mesh: Mesh) -> float:
+        """Ranks a core, over the ranks of this mesh a core: 1 where nothing is shared."""
+        described = self.instance.cluster.devices
+        cores = [described[device].core for device in mesh.devices]
+        if None in cores:
+            return 1.0
+        ranks = [sum(other.core == core for other in described) for core in cores]
+        return max(ranks) / max(cores.count(core) for core in cores)
+
+    def _hop(self, order: tuple[int, ...], mesh: Mesh, border: int) -> tuple[float, float]:
+        """Seconds and seconds a byte over a border: one stream a replica, a copy a tp rank.
+
+        Inside a node the replicas' streams run side by side; between nodes they share the NIC.
+        """
+        if border == len(order):
+            return 0.0, 0.0
+        cluster = self.instance.cluster
+        ends = (order[border - 1 : border], order[border : border + 1])
+        base = point_to_point(cluster, *ends, 1.0)
+        slope = (point_to_point(cluster, *ends, 1e9) - base) / 1e9
+        crosses = cluster.devices[ends[0][0]].node != cluster.devices[ends[1][0]].node
+        copies = (
+            mesh.tp if crosses or len({cluster.devices[d].node for d in mesh.devices}) > 1 else 1
+        )
+        return base * copies, slope * copies / (1 if crosses else mesh.dp)
+
+
+_NAMES = (
+    "forward", "backward", "reduce", "optimizer", "static", "saved", "first_reduce", "transient",
+)  # fmt: skip
+
+
+def _stack(arrays: list[Floats]) -> Floats:
+    """Stack (O, C) arrays of different O, padded with zeros that `ways` leaves out."""
+    widest = max(len(array) for array in arrays)
+    out = np.zeros((len(arrays), widest, arrays[0].shape[1]))
+    for index, array in enumerate(arrays):
+        out[index, : len(array)] = array
+    return out

@@ -161,7 +161,7 @@ class Cluster:
             return node_a.intra
         assert node_a.nic is not None
         assert node_b.nic is not None
-        return min(node_a.nic, node_b.nic, key=lambda link: link.bandwidth)
+        return min(node_a.nic, node_b.nic, key=lambda link: (link.bandwidth, -link.latency))
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:

@@ -63,7 +63,7 @@ def seconds(kind: CollectiveKind, size: float, group: Ring) -> float:
         return 0.0
     for curve in group.curves:
         if curve.kind == kind:
-            return curve.latency + curve.seconds_per_byte * size
+            return curve.seconds(size)
     if group.nodes == 1 or group.intra is None:
         link = group.intra if group.nodes == 1 else group.inter
         assert link is not None
@@ -98,7 +98,7 @@ def point_to_point(
         return 0.0
     curve = next((c for c in cluster.curves if c.kind == "p2p"), None)
     if curve is not None:
-        return curve.latency + curve.seconds_per_byte * size / streams
+        return curve.seconds(size / streams)
     crossing = [pair for pair in pairs if _crosses(cluster, *pair)]
     leaving = Counter(cluster.devices[a].node for a, _ in crossing)
     coming = Counter(cluster.devices[b].node for _, b in crossing)

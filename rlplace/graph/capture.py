@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,19 @@ from torch import Tensor, fx, nn
 from rlplace.errors import InputError
 from rlplace.graph.coarsen import MAX_GROUPS, coarsen, is_matmul, module_path
 from rlplace.graph.count import Count, Role, count
+from rlplace.graph.layouts import find_layouts
 from rlplace.graph.program import Piece, Program, export_program, extract
 from rlplace.graph.shapes import describe, elements, stand_in
-from rlplace.graph.types import Edge, Group, OpGraph, Structure
+from rlplace.graph.types import (
+    Edge,
+    Group,
+    Layout,
+    OpGraph,
+    Placement,
+    Replicate,
+    Shard,
+    Structure,
+)
 
 
 def capture(
@@ -50,7 +61,8 @@ def capture(
         raise InputError("granularity", granularity, rule, "fine")
     program = export_program(module, args, kwargs)
     drafts = _drafts(program, coarsen(program, granularity))
-    structures = _Structures(program, degrees)
+    uses = Counter(param for draft in drafts for param in draft.params)
+    structures = _Structures(program, degrees, frozenset(n for n in uses if uses[n] > 1))
     indices = [structures.index(draft) for draft in drafts]
     names = _names(drafts)
     groups = tuple(
@@ -58,8 +70,7 @@ def capture(
         for i, draft in enumerate(drafts)
     )
     sizes = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
-    uses = [param for group in groups for param in group.params]
-    tied = tuple((n, sizes[n]) for n in dict.fromkeys(uses) if n in sizes and uses.count(n) > 1)
+    tied = tuple((n, sizes[n]) for n in uses if n in sizes and uses[n] > 1)
     if tokens_per_sample is None:
         tokens_per_sample = _sequence_length((args, dict(kwargs or {})))
     return OpGraph(
@@ -114,6 +125,7 @@ class _Structures:
 
     program: Program
     degrees: Sequence[int]
+    shared: frozenset[str]
     found: list[Structure] = field(default_factory=list)
     _known: dict[str, tuple[int, Count]] = field(default_factory=dict)
     _kept: set[fx.Node] = field(default_factory=set)
@@ -124,11 +136,11 @@ class _Structures:
 
     def index(self, draft: _Draft) -> int:
         """Index of a group's structure. Groups come in topological order."""
-        key = _structure_hash(self.program, draft, self._role, self._grads)
+        key = self._hash(draft)
         if key not in self._known:
-            made = self._measure(draft)
+            made, layouts = self._describe(draft)
             self._known[key] = (len(self.found), made)
-            self.found.append(Structure(key, made.work))
+            self.found.append(Structure(key, made.work, layouts))
         index, made = self._known[key]
         self._kept |= {n for n, kept in zip(draft.writes, made.keeps, strict=True) if kept}
         return index
@@ -140,7 +152,12 @@ class _Structures:
             return "constant"
         return "kept" if node in self._kept else "activation"
 
-    def _measure(self, draft: _Draft) -> Count:
+    def _name(self, node: fx.Node) -> str:
+        """The parameter or buffer behind a placeholder; two placeholders may share one."""
+        return self.program.states.get(node.name, node.name)
+
+    def _describe(self, draft: _Draft) -> tuple[Count, tuple[Layout, ...]]:
+        """Count a piece and search its layouts."""
         piece = extract(self.program, draft.ops, writes=[node.name for node in draft.writes])
         inputs = {node.name: node for node in draft.reads}
         nodes = [inputs[name] for name in _input_names(piece)]
@@ -148,11 +165,49 @@ class _Structures:
         def make_inputs(batch: int) -> list[Any]:
             made: dict[str, Any] = {}
             for node in nodes:
-                name = self.program.states.get(node.name, node.name)
-                made.setdefault(name, stand_in(node.meta["val"], batch, node in self._grads))
-            return [made[self.program.states.get(node.name, node.name)] for node in nodes]
+                value = stand_in(node.meta["val"], batch, node in self._grads)
+                made.setdefault(self._name(node), value)
+            return [made[self._name(node)] for node in nodes]
 
-        return count(piece.module, make_inputs, [self._role(node) for node in nodes])
+        roles = [self._role(node) for node in nodes]
+        grads = {node.name for node in nodes if node in self._grads}
+        layouts = [
+            layout
+            for degree in self.degrees
+            for layout in find_layouts(piece, degree, roles, grads, self._pinned(nodes, degree))
+        ]
+        return count(piece.module, make_inputs, roles), tuple(layouts)
+
+    def _pinned(self, nodes: Sequence[fx.Node], degree: int) -> dict[str, Placement]:
+        """One placement for all groups that share a state: cut dim 0 of a matrix if that goes."""
+        return {
+            self._name(node): _first_dim(node.meta["val"].shape, degree)
+            for node in nodes
+            if self._name(node) in self.shared
+        }
+
+    def _hash(self, draft: _Draft) -> str:
+        """Equal for groups with the same ops, constants, shapes, inputs and outputs."""
+        numbers: dict[fx.Node, int] = {}
+        names: dict[str, int] = {}
+        lines = []
+        for node in draft.reads:
+            numbers[node] = len(numbers)
+            name = self._name(node)
+            first = names.setdefault(name, numbers[node])
+            value = describe(node.meta.get("val"))
+            flags = f"{self._role(node)} {node in self._grads} {name in self.shared}"
+            lines.append(f"in {first} {value} {flags}")
+        for node in draft.nodes:
+            numbers[node] = len(numbers)
+            arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
+            lines.append(f"{node.target} {arguments} {describe(node.meta.get('val'))}")
+        lines.append(f"out {[numbers[node] for node in draft.writes]}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _first_dim(shape: Sequence[int], degree: int) -> Placement:
+    return Shard(0) if len(shape) > 1 and shape[0] % degree == 0 else Replicate()
 
 
 def _input_names(piece: Piece) -> list[str]:
@@ -174,24 +229,6 @@ def _requiring_grad(program: Program) -> set[fx.Node]:
 def _is_float(value: Any) -> bool:
     values = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
-
-
-def _structure_hash(program: Program, draft: _Draft, role: Any, grads: set[fx.Node]) -> str:
-    """Equal for groups with the same ops, constants, shapes, inputs and outputs."""
-    numbers: dict[fx.Node, int] = {}
-    shared = [program.states.get(node.name, node.name) for node in draft.reads]
-    lines = []
-    for position, node in enumerate(draft.reads):
-        numbers[node] = len(numbers)
-        first = shared.index(shared[position])
-        value = describe(node.meta.get("val"))
-        lines.append(f"in {first} {role(node)} {value} {node in grads}")
-    for node in draft.nodes:
-        numbers[node] = len(numbers)
-        arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
-        lines.append(f"{node.target} {arguments} {describe(node.meta.get('val'))}")
-    lines.append(f"out {[numbers[node] for node in draft.writes]}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _edges(drafts: Sequence[_Draft]) -> tuple[Edge, ...]:

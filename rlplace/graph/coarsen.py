@@ -33,6 +33,7 @@ _MATMULS = {"linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "einsum", "mv",
 _MATMULS |= {"conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose3d"}
 _MATMULS |= {"conv_transpose2d", "scaled_dot_product_attention", "_grouped_mm", "grouped_mm"}
 _MATMULS |= {"grouped_mm_fallback"}
+_ACTIVATIONS = {"relu", "relu_", "gelu", "silu", "silu_", "tanh", "sigmoid", "leaky_relu", "elu"}
 _LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag"}
 
 #: An interval with more anchors than this is cut even where several tensors cross.
@@ -41,19 +42,25 @@ MAX_ANCHORS = 16
 MAX_GROUPS = {"fine": 200, "coarse": 100}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class _Position:
-    """A place between two body nodes; smaller is better, field by field."""
+    """A place between two body nodes; smaller is better, field by field.
+
+    Args:
+        alive: Tensors that cross, background not counted; at least 1.
+        inside: Whether no element of a repeated module begins or ends here.
+        depth: Length of what the module paths on both sides have in common.
+        bytes: Of all tensors that cross, at a batch of 2.
+        splits: Whether it would part an activation function from what it is applied to.
+        index: Of the node that follows.
+    """
 
     alive: int
     inside: bool
     depth: int
     bytes: int
+    splits: bool
     index: int
-
-    @property
-    def key(self) -> tuple[int, bool, int, int, int]:
-        return (self.alive, self.inside, self.depth, self.bytes, self.index)
 
 
 def coarsen(program: Program, granularity: str = "fine") -> list[tuple[str, ...]]:
@@ -119,7 +126,16 @@ def _positions(body: Sequence[fx.Node]) -> list[_Position | None]:
         left, right = (module_path(body[i]).split(".") for i in (index - 1, index))
         inside = _elements(left) == _elements(right)
         depth = sum(1 for _ in _common(left, right))
-        found.append(_Position(max(1, count[index]), inside, depth, size[index], index))
+        found.append(
+            _Position(
+                max(1, count[index]),
+                inside,
+                depth,
+                size[index],
+                _kind(body[index]) in _ACTIVATIONS,
+                index,
+            )
+        )
     return found
 
 
@@ -174,7 +190,7 @@ def _gaps(body: Sequence[fx.Node], positions: Sequence[_Position | None]) -> lis
             continue
         legal = [p for p in positions[left + 1 : right + 1] if p is not None]
         if legal:
-            best.append(min(legal, key=lambda position: position.key))
+            best.append(min(legal))
     return best
 
 

@@ -42,6 +42,8 @@ Role = Literal["param", "buffer", "constant", "activation", "kept"]
 _Phase = Literal["forward", "backward"]
 _FREE = {"_unsafe_view", "detach", "lift_fresh", "empty", "empty_like", "empty_strided"}
 _FREE |= {"new_empty", "new_empty_strided"}
+#: What these keep (log-probabilities) is in fp32 at every precision.
+_FP32_SAVERS = {"cross_entropy_loss", "vocab_cross_entropy", "log_softmax", "_log_softmax"}
 _LOOKUPS = {"embedding", "_embedding_bag", "index", "index_select", "gather"}
 _OVERWRITES = {"copy_", "fill_", "zero_"}
 
@@ -125,6 +127,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     roles: Sequence[Role]
     phase: _Phase = "forward"
     muted: bool = False
+    widened: bool = False
     scores: int = 0
     ops: list[_Op] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
@@ -141,7 +144,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the op and write it down."""
         out = func(*args, **(kwargs or {}))
         self.alive.append(out)
-        name = func.overloadpacket.__name__
+        name = _name(func)
         if self.muted or func.is_view or name in _FREE:
             return out
         flops = _flops(func, args, kwargs or {}, out)
@@ -150,8 +153,6 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reads = writes
         elif name in _OVERWRITES:
             reads = reads[1:]
-        if name == "_log_softmax":
-            self.wide |= {_key(tensor) for tensor in writes}
         self.record(flops, reads, writes)
         return out
 
@@ -166,6 +167,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def keep(self, tensor: Tensor) -> Tensor:
         """The pack hook: what autograd saves. Detached, so that no output refers to itself."""
         self.kept.append(tensor.detach())
+        if self.widened:
+            self.wide.add(_key(tensor))
         return self.kept[-1]
 
     def sum(self, quantity: Literal["flops", "moved"], phase: _Phase) -> int:
@@ -244,6 +247,7 @@ class _Meter(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call what the node names, or what stands for it here."""
+        self.tape.widened = _name(target) in _FP32_SAVERS
         if target in self.stand_ins:
             self.tape.muted = True
             out = self.stand_ins[target](*args, **kwargs)
@@ -335,6 +339,10 @@ def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> int:
 
 def _is_state(role: Role) -> bool:
     return role in ("param", "buffer")
+
+
+def _name(target: Any) -> str:
+    return str(getattr(getattr(target, "overloadpacket", target), "__name__", target))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

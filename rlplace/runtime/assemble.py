@@ -31,6 +31,7 @@ class Assembly:
     Args:
         recorder: Notes the events of this rank.
         replica: Index among the replicas of its lane.
+        seed: What it adds to the seed of dropout: the same on all ranks of a tp group only.
         stages: Its stages by index.
         interpreter: Runs its actions.
         reducer: Sums its gradients.
@@ -40,6 +41,7 @@ class Assembly:
 
     recorder: Recorder
     replica: int = 0
+    seed: int = 0
     stages: dict[int, StageModule] = field(default_factory=dict)
     interpreter: Interpreter | None = None
     reducer: Reducer | None = None
@@ -56,7 +58,12 @@ class Assembly:
 
 
 def assemble(
-    world: World, plan: Plan, model: Model, make_optimizer: OptimizerFactory, overlap: bool
+    world: World,
+    plan: Plan,
+    model: Model,
+    make_optimizer: OptimizerFactory,
+    overlap: bool,
+    bucket_bytes: int,
 ) -> Assembly:
     """Make this rank's part of a plan that was found valid. Every rank calls this.
 
@@ -66,6 +73,7 @@ def assemble(
         model: The module with its program and groups.
         make_optimizer: From parameters to an optimizer.
         overlap: Reduce gradients while backward runs.
+        bucket_bytes: Gradients that are reduced together.
     """
     groups = _groups(world, plan)
     tied = {name: world.group(ranks) for name, ranks in shared_params(plan, model)}
@@ -73,6 +81,7 @@ def assemble(
     mesh = next((mesh for mesh in lanes(plan) if world.rank in mesh.devices), None)
     if mesh is None:
         return assembly
+    assembly.seed = 1 + min(mesh.devices) + mesh.devices.index(world.rank) // mesh.tp
     assembly.replica = mesh.devices.index(world.rank) // mesh.tp
     assembly.stages = _stages(world, plan, model, mesh)
     connections = _connections(world, plan, model)
@@ -86,6 +95,7 @@ def assemble(
         groups.get(world.rank),
         ties,
         overlap=overlap,
+        bucket_bytes=bucket_bytes,
     )
     trained = [param for param in params.values() if param.requires_grad]
     assembly.optimizer = make_optimizer(trained) if trained else None

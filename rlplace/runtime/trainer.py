@@ -22,6 +22,7 @@ from rlplace.runtime.gather import Notes, full_tensors, measurement, memory_use,
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.memory import ActivationTracker, resident_peak
 from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek
+from rlplace.runtime.reduce import BUCKET_BYTES
 from rlplace.runtime.validate import PRECISIONS, validate
 from rlplace.runtime.world import World, join
 
@@ -36,6 +37,7 @@ class Options:
         lr: Learning rate of the named optimizers.
         seed: Seed of the parameters and of dropout.
         overlap: Reduce gradients while backward runs.
+        bucket_bytes: Gradients that are reduced together.
         collect: Gather full gradients, weights and buffers to rank 0 after the last step.
         dtype: Replaces the dtype of the plan's precision (``float64`` in tests).
     """
@@ -45,6 +47,7 @@ class Options:
     lr: float = 1e-3
     seed: int = 0
     overlap: bool = True
+    bucket_bytes: int = BUCKET_BYTES
     collect: bool = False
     dtype: str | None = None
 
@@ -135,8 +138,8 @@ def run(
     try:
         model, flow, make = world.together(prepare)
         try:
-            assembly = assemble(world, plan, model, make, options.overlap)
-            torch.manual_seed(options.seed + 1 + assembly.replica)
+            assembly = assemble(world, plan, model, make, options.overlap, options.bucket_bytes)
+            torch.manual_seed(options.seed + assembly.seed)
             return _train(world, plan, assembly, flow, options, on_step)
         except Exception as error:
             raise world.fail(error) from error

@@ -105,4 +105,6 @@ def _fail(fault: Fault) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    status = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(status)  # the interpreter would take seconds to free an exported model

@@ -6,7 +6,7 @@ Models run in float64; what is left are their losses, which the library computes
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -44,6 +44,7 @@ class Case:
         meshes: (dp, tp) of each stage, on devices in order.
         micro_batches, schedule, recompute: As in the plan.
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
+        options: What differs from the default options.
         exact: Whether the order of sums is that of one process too.
     """
 
@@ -53,6 +54,7 @@ class Case:
     schedule: str = "1f1b"
     recompute: Recompute = "none"
     cuts: tuple[float, ...] = ()
+    options: tuple[tuple[str, int], ...] = ()
     exact: bool = False
 
     @property
@@ -82,6 +84,7 @@ class Case:
     def job(self) -> Job:
         name, args = MODELS[self.model]
         options = Options(steps=STEPS, warmup=0, collect=True, dtype="float64")
+        options = replace(options, **dict(self.options))  # type: ignore[arg-type]
         return Job(self.plan(), graph_of(self.model), name, args, options)
 
 
@@ -90,6 +93,8 @@ CASES = {
     "single, micro-batches": Case("gpt", ((1, 1),), 4, exact=True),
     "dp2": Case("gpt", ((2, 1),)),
     "dp2, micro-batches": Case("llama", ((2, 1),), 2),
+    "dp2, many buckets": Case("gpt", ((2, 1),), 2, options=(("bucket_bytes", 2000),)),
+    "dp2, no overlap": Case("gpt", ((2, 1),), 2, options=(("overlap", False),)),
     "pp2 gpipe": Case("gpt-untied", ((1, 1), (1, 1)), 4, "gpipe", exact=True),
     "pp2 1f1b": Case("gpt-untied", ((1, 1), (1, 1)), 4, exact=True),
     "pp2 tied": Case("gpt", ((1, 1), (1, 1)), 4),

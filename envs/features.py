@@ -174,7 +174,7 @@ def _globals(instance: Instance, bound: float) -> FloatArray:
     memory = float(sum(cluster.kind(device.index).memory for device in cluster.devices))
     states = graph.params * (size.weight + size.gradient + instance.optimizer_bytes)
     peak = sum(cluster.kind(d.index).peak_flops[size.compute] for d in cluster.devices)
-    flops = graph.total("flops")(1.0) + graph.total("backward_flops")(1.0)
+    flops = graph.model_flops(1.0)
     traffic = graph.params * size.gradient / _slowest_link(cluster)
     values = (
         np.log(max(states, 1.0) / memory),

@@ -246,11 +246,13 @@ class OpGraph:
         uses = [name for group in self.groups for name in group.params]
         return total - sum((uses.count(name) - 1) * size for name, size in self.tied)
 
-    def total(self, quantity: Literal["flops", "backward_flops", "moved"]) -> Affine:
-        """Sum of a quantity of `Work` over all groups."""
+    @cached_property
+    def model_flops(self) -> Affine:
+        """Forward and backward FLOPs of the whole model, recompute not counted."""
         total = Affine()
         for group in self.groups:
-            total = total + getattr(self.structure(group.index).work, quantity)
+            work = self.structure(group.index).work
+            total = total + work.flops + work.backward_flops
         return total
 
     @cached_property

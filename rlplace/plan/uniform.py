@@ -60,12 +60,14 @@ def uniform_plan(
         rule = f"{pp - 1} ascending group numbers between 0 and {bounds[-1]}, one a later stage"
         raise InputError("cuts", cuts, rule, balanced_cuts(instance, pp))
     size = tp * dp
+    names = [structure.layouts_at(tp)[-1].name for structure in instance.graph.structures]
+    owners = [group.structure for group in instance.graph.groups]
     stages = []
     for index in range(pp):
         members = ranks[index * size : (index + 1) * size]
         mesh = Mesh(members, dp_replicate, dp_shard, 1, tp)
         start, stop = bounds[index], bounds[index + 1]
-        choices = tuple(_choice(instance, g, tp, zero, recompute) for g in range(start, stop))
+        choices = tuple(GroupChoice(names[s], zero, recompute) for s in owners[start:stop])
         stages.append(Stage(start, stop, mesh, choices))
     return make_plan(instance, tuple(stages), count, schedule)
 
@@ -126,12 +128,6 @@ def _cuts_below(prefix: np.ndarray, pp: int, limit: float) -> tuple[int, ...] | 
         cuts.append(stop)
         start = stop
     return tuple(cuts[:-1]) if start == groups else None
-
-
-def _choice(
-    instance: Instance, group: int, tp: int, zero: int, recompute: Recompute
-) -> GroupChoice:
-    return GroupChoice(instance.graph.structure(group).layouts_at(tp)[-1].name, zero, recompute)
 
 
 def _dp(

@@ -6,12 +6,13 @@ What a careful Megatron-LM or DeepSpeed user tries by hand; complexity is the si
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance
-from rlplace.plan.uniform import uniform_plan
+from rlplace.plan.uniform import balanced_cuts, uniform_plan
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, PlannerResult
 from rlplace.simulate.estimate import Estimator
@@ -25,6 +26,7 @@ def grid(
 ) -> PlannerResult:
     """The best uniform plan."""
     search = Search("grid", instance, budget, estimator or Estimator(instance))
+    cuts = lru_cache(maxsize=None)(lambda pp: balanced_cuts(instance, pp))
     for pp, tp, dp in shapes(instance):
         zeros = instance.zero_levels if dp > 1 else (0,)
         for count in micro_batch_counts(instance, dp, pp):
@@ -40,6 +42,7 @@ def grid(
                         dp_shard=dp if zero else 1,
                         micro_batches=count,
                         zero=zero,
+                        cuts=cuts(pp),
                         recompute=recompute,  # type: ignore[arg-type]
                     )
                     if search.offer(plan).feasible and recompute == "none":

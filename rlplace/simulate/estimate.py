@@ -49,7 +49,6 @@ class Estimator:
         memory = self._memory(plan, costs)
         reasons = self._reasons(memory)
         batch, graph = self.instance.global_batch, self.instance.graph
-        flops = graph.total("flops")(batch) + graph.total("backward_flops")(batch)
         return Estimate(
             step_time=step_time,
             peak_memory=tuple(use.total for use in memory),
@@ -58,7 +57,7 @@ class Estimator:
             stages=self._breakdown(plan, costs, lanes, step_time),
             memory=memory,
             tokens_per_s=batch * graph.tokens_per_sample / step_time,
-            mfu=flops / step_time / self._peak(),
+            mfu=graph.model_flops(batch) / step_time / self._peak(),
         )
 
     def timeline(self, plan: Plan) -> Timeline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,30 @@ def parse_plan(data: Any, where: str = "plan") -> Plan:
     if data["format"] != FORMAT:
         rule = f"this version of rlplace reads format {FORMAT}"
         raise InputError(f"{where}: format", data["format"], rule, FORMAT)
+    content = data.get("plan")
     try:
-        return _ADAPTER.validate_python(data.get("plan"), strict=False)
+        # Strict as to types; from JSON text, where a tuple may be a list.
+        plan = _ADAPTER.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "plan"
         raise InputError(f"{where}: {field}", first.get("input"), first["msg"]) from error
+    for field, value in _ignored(content, _ADAPTER.dump_python(plan, mode="json")):
+        raise InputError(f"{where}: {field}", value, "a plan has no such field")
+    return plan
+
+
+def _ignored(given: Any, kept: Any, path: str = "") -> Iterator[tuple[str, object]]:
+    """Fields of plain data (path, value) that have no place in what was made of it."""
+    if isinstance(given, list):
+        for index, (item, other) in enumerate(zip(given, kept, strict=True)):
+            yield from _ignored(item, other, f"{path}{index}.")
+    elif isinstance(given, dict):
+        for key, item in given.items():
+            if key not in kept:
+                yield f"{path}{key}", item
+            else:
+                yield from _ignored(item, kept[key], f"{path}{key}.")
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:

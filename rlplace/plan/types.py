@@ -106,6 +106,12 @@ class Instance:
                 raise InputError(name, value, rule, nearest_names(value, legal))
         if not 0.0 <= self.memory_margin < 1.0:
             raise InputError("memory_margin", self.memory_margin, "must be in [0, 1)", 0.08)
+        for name, chosen, all_of in (
+            ("zero_levels", self.zero_levels, (0, 1, 2, 3)),
+            ("recompute_modes", self.recompute_modes, ("none", "full")),
+        ):
+            if not chosen or not set(chosen) <= set(all_of):
+                raise InputError(name, chosen, f"some of {all_of}, at least one", all_of)
         for kind in self.cluster.kinds:
             if self.bytes.compute not in kind.peak_flops:
                 rule = f"{kind.name} has no {self.bytes.compute}"

@@ -1,4 +1,4 @@
-"""What the stage-wise builder knows about one instance, worked out once and shared by its states."""
+"""What the stage-wise builder knows about one instance, worked out once for all its states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.cost.collectives import point_to_point
-from rlplace.envs.builders.outlook import Rest, StageTable, look_ahead, stage_table
+from rlplace.envs.builders.outlook import (
+    Rest,
+    StageTable,
+    look_ahead,
+    look_behind,
+    stage_table,
+)
 from rlplace.envs.builders.rates import Rates
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance, Mesh
@@ -164,8 +170,7 @@ class Desk:
         wanted, local = np.unique(line.classes[usable], return_inverse=True)
         depth = min(len(line.devices), len(cuts) - 1, _ROUGH_DEPTH if segments == ROUGH else _DEPTH)
         table = self._table(wanted, count, cuts, depth)
-        rest = look_ahead(
-            table,
+        line_up = (
             local.astype(np.int64),
             line.firsts[usable],
             line.lasts[usable],
@@ -173,10 +178,11 @@ class Desk:
             self._transfers(line, usable, cuts, micro_batch),
             len(line.devices),
             count,
-            self.bound / count,
-            self.penalty,
         )
-        return Outlook(line, count, cuts, usable, local.astype(np.int64), table, Rest(*rest))
+        _, period = look_behind(table, *line_up, self.bound / count, self.penalty)
+        behind, _ = look_behind(table, *line_up, period, self.penalty)
+        rest = Rest(*look_ahead(table, behind, *line_up, period, self.penalty))
+        return Outlook(line, count, cuts, usable, line_up[0], table, rest)
 
     def _table(self, classes: Ints, count: int, cuts: Ints, depth: int) -> StageTable:
         found = [self.rates.columns(int(number), count, cuts) for number in classes]

@@ -60,7 +60,7 @@ class Options:
         candidates: What the policy sees.
         first: Of the first decision: (micro-batch count, line) of each row.
         stages: Of the others: (mesh, start cut) of each row.
-        after: Of the others: total, slowest, tail and overflow after the row, (N, 4).
+        after: Of the others: total, slowest, stall, tail and overflow after the row, (N, 5).
     """
 
     candidates: Candidates
@@ -74,7 +74,7 @@ class _Rows:
     """Everything that the features of candidates are made of; shapes (N,).
 
     Args:
-        total, slowest, tail, depth, overflow: Of the pipeline as it would turn out.
+        total, slowest, stall, tail, depth, overflow: Of the pipeline as it would turn out.
         count: Micro-batches.
         seconds, hop, own_tail, fill, own_overflow: Of the stage itself.
         so_far, ahead: Slowest stage among those decided, and among those that the outlook sees.
@@ -85,6 +85,7 @@ class _Rows:
 
     total: Floats
     slowest: Floats
+    stall: Floats
     tail: Floats
     depth: Floats
     overflow: Floats
@@ -108,11 +109,10 @@ class _Rows:
         return _Rows(*(getattr(self, column.name)[order] for column in fields(self)))
 
     def steps(self, desk: Desk) -> Floats:
-        """Step seconds: `outlook.step_seconds`, with the gradients of tied parameters."""
-        held = np.maximum(1.0, np.minimum(self.count, self.depth))
-        period = np.maximum(self.slowest, self.total / held)
+        """Step seconds as in `outlook`, with the gradients of tied parameters."""
+        steady = np.maximum((self.count - 1) * self.slowest, self.stall)
         tied = (self.depth > 1) * desk.tied_seconds
-        return np.asarray(self.total + (self.count - 1) * period + self.tail + tied)
+        return np.asarray(self.total + steady + self.tail + tied)
 
     def values(self, desk: Desk) -> Floats:
         """What the heuristic minimises: step seconds, and a price on overflow."""
@@ -168,7 +168,7 @@ def _stage_rows(
     start_of: Ints,
     hops: Floats,
 ) -> tuple[_Rows, Floats]:
-    """Rows of all (mesh, start) pairs, and (total, slowest, tail, overflow) after each."""
+    """Rows of all (mesh, start) pairs, and what `Progress` adds up after each."""
     table, rest, line = outlook.table, outlook.rest, outlook.line
     numbers = outlook.usable[mesh_of]
     k = min(len(progress.stages), table.seconds.shape[1] - 1)
@@ -177,6 +177,8 @@ def _stage_rows(
     seconds, over = table.seconds[own], table.overflow[own]
     total = progress.total + seconds + hops
     slowest = np.maximum(progress.slowest, seconds * line.turns[numbers])
+    trips = max(0, outlook.micro_batches - len(progress.stages) - 1) / (len(progress.stages) + 1)
+    stall = np.maximum(progress.stall, trips * total)
     behind = progress.tail - table.backward[own] - hops / 2.0
     tail = np.maximum(table.tail[own], behind)
     overflow = progress.overflow + over
@@ -186,6 +188,7 @@ def _stage_rows(
     rows = _Rows(
         total=total + rest.total[ahead],
         slowest=np.maximum(slowest, rest.slowest[ahead]),
+        stall=np.maximum(stall, rest.stall[ahead]),
         tail=np.maximum(rest.tail[ahead], tail - rest.backward[ahead]),
         depth=len(progress.stages) + 1.0 + rest.depth[ahead],
         overflow=overflow + rest.overflow[ahead],
@@ -204,16 +207,17 @@ def _stage_rows(
         devices=(progress.free - line.firsts[numbers]) / progress.free,
         idle=np.where(start_of == 0, line.firsts[numbers] / everyone, 0.0),
     )
-    return rows, np.stack([total, slowest, tail, overflow], axis=1)
+    return rows, np.stack([total, slowest, stall, tail, overflow], axis=1)
 
 
 def _first_rows(desk: Desk, pairs: list[tuple[int, int]], ends: list[tuple[float, ...]]) -> _Rows:
-    total, slowest, tail, depth, overflow = np.array(ends, float).T
+    total, slowest, stall, tail, depth, overflow = np.array(ends, float).T
     count = np.array([float(count) for count, _ in pairs])
     nothing, one = np.zeros(len(pairs)), np.ones(len(pairs))
     return _Rows(
         total=total,
         slowest=slowest,
+        stall=stall,
         tail=tail,
         depth=depth,
         overflow=overflow,
@@ -235,10 +239,10 @@ def _first_rows(desk: Desk, pairs: list[tuple[int, int]], ends: list[tuple[float
 
 
 def _whole(outlook: Outlook) -> tuple[float, ...]:
-    """(total, slowest, tail, depth, overflow) of the whole pipeline that an outlook sees."""
+    """(total, slowest, stall, tail, depth, overflow) of the whole pipeline that an outlook sees."""
     at = (0, len(outlook.line.devices), len(outlook.cuts) - 1)
     rest = outlook.rest
-    found = (rest.total, rest.slowest, rest.tail, rest.depth, rest.overflow)
+    found = (rest.total, rest.slowest, rest.stall, rest.tail, rest.depth, rest.overflow)
     return tuple(float(array[at]) for array in found)
 
 

@@ -20,6 +20,9 @@ from rlplace.simulate.stages import boundaries, boundary_bytes
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+#: Sets of groups that redo their forward, between none and all.
+_STEPS = 6
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -136,11 +139,14 @@ class Rates:
         shape = forward.shape
         fixed = [wide(v[:, :, None], shape) for v in (known.reduce, known.optimizer, known.static)]
         fast = (forward + backward).argmin(axis=0)[None]
+        steps = self._steps(forward + backward, saved)
 
         def ways(values: Floats) -> Floats:
             """(O, G): with the fastest layout of each group, then with the sharded one."""
             picked = np.take_along_axis(values, fast, axis=0)
             both = picked if len(values) == 1 else np.concatenate([picked, values[-1:]])
+            if len(self.instance.recompute_modes) > 1:
+                both = np.where(steps, both[:, :, 1:2], both[:, :, 0:1])
             return both.reshape(-1, shape[-1])[:, self.owner]
 
         def sums(values: Floats) -> Floats:
@@ -157,6 +163,25 @@ class Rates:
             first_reduce=ways(fixed[0])[:, cuts[:-1]],
             transient=np.maximum.reduceat(ways(transient), cuts[:-1], axis=1),
         )
+
+    def _steps(self, seconds: Floats, saved: Floats) -> npt.NDArray[np.bool_]:
+        """Which kinds of group redo their forward, from none to all: (steps, kinds of group).
+
+        Those come first that free most bytes for a second; a solver with a price on memory goes
+        through the same sets. With many kinds, neighbours in that order go together.
+        """
+        if len(self.instance.recompute_modes) < 2:
+            return np.zeros((1, len(self.kinds)), np.bool_)
+        repeats = np.bincount(self.owner, minlength=len(self.kinds))
+        freed = np.maximum(saved[-1, 0, 0] - saved[-1, 0, -1], 0.0)
+        slower = seconds[-1, 0, -1] - seconds[-1, 0, 0]
+        order = np.argsort(slower / np.maximum(freed, 1.0), kind="stable")
+        share = np.cumsum((freed * repeats)[order]) / max(float(freed @ repeats), 1.0)
+        step = np.empty(len(order), np.int64)
+        step[order] = np.minimum(np.ceil(share * _STEPS - 1e-9), _STEPS)
+        found = [step <= level for level in range(_STEPS)]
+        found[0] = np.zeros(len(order), np.bool_)
+        return np.unique(np.array([*found, np.ones(len(order), np.bool_)]), axis=0)
 
     def _measure(self, number: int) -> _Class:
         """Ask the cost model about every kind of group at a few sample sizes."""

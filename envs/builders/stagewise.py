@@ -44,6 +44,7 @@ class Progress:
         stop: Index of the cut before which groups remain.
         total: Seconds of the stages and transfers of one micro-batch.
         slowest: Seconds of the slowest stage.
+        stall: Seconds of round trips (see `outlook`).
         tail: Longest tail beyond the backward of the stages so far.
         overflow: Sum of shares by which stages exceed their memory.
     """
@@ -53,6 +54,7 @@ class Progress:
     stop: int = 0
     total: float = 0.0
     slowest: float = 0.0
+    stall: float = 0.0
     tail: float = 0.0
     overflow: float = 0.0
 
@@ -215,13 +217,14 @@ def _advance(outlook: Outlook, progress: Progress, options: Options, index: int)
     mesh_index, start = (int(value) for value in options.stages[index])
     mesh = outlook.line.meshes[outlook.usable[mesh_index]]
     placed = PlacedStage(int(outlook.cuts[start]), int(outlook.cuts[progress.stop]), mesh)
-    after = options.after[index]
+    total, slowest, stall, tail, overflow = (float(value) for value in options.after[index])
     return Progress(
         stages=(*progress.stages, placed),
         free=int(outlook.line.firsts[outlook.usable[mesh_index]]),
         stop=start,
-        total=float(after[0]),
-        slowest=float(after[1]),
-        tail=float(after[2]),
-        overflow=float(after[3]),
+        total=total,
+        slowest=slowest,
+        stall=stall,
+        tail=tail,
+        overflow=overflow,
     )

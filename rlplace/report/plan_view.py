@@ -112,18 +112,12 @@ def verdict(instance: Instance, plan: Plan, estimate: Estimate, bound: float) ->
 def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float) -> RenderableType:
     """Verdict, stage table and totals."""
     table = Table(header_style="bold", box=None, pad_edge=False)
-    for name, justify in (
-        ("stage", "right"),
-        ("groups", "left"),
-        ("devices", "left"),
-        ("mesh", "left"),
-        ("layout", "left"),
-        ("GiB", "right"),
-        ("%", "right"),
-        ("fwd+bwd ms", "right"),
-        ("idle %", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("stage", justify="right")
+    table.add_column("groups", overflow="fold", min_width=18)
+    for name in ("devices", "mesh", "layout"):
+        table.add_column(name, no_wrap=True)
+    for name in ("GiB", "%", "fwd+bwd ms", "idle %"):
+        table.add_column(name, justify="right", no_wrap=name != "fwd+bwd ms")
     for row in stage_rows(instance, plan, estimate):
         table.add_row(
             str(row.stage),
@@ -167,7 +161,7 @@ def render_alternatives(
 def _groups(instance: Instance, stage: Stage) -> str:
     names = instance.graph.groups
     first, last = names[stage.start].name, names[stage.stop - 1].name
-    span = first if first == last else f"{first} .. {last}"
+    span = first if first == last else f"{first} to {last}"
     return f"{stage.stop - stage.start}: {span}"
 
 
@@ -187,13 +181,12 @@ def _kinds(instance: Instance, mesh: Mesh) -> str:
 
 
 def _mesh(mesh: Mesh) -> str:
-    axes = (
-        ("dp_replicate", mesh.dp_replicate),
-        ("dp_shard", mesh.dp_shard),
-        ("cp", mesh.cp),
-        ("tp", mesh.tp),
-    )
-    return " ".join(f"{name}={size}" for name, size in axes if size > 1) or "one device"
+    """``dp16 tp2``; ``dp2x8`` has 2 replicas of 8 shards (HSDP)."""
+    both = mesh.dp_replicate > 1 and mesh.dp_shard > 1
+    dp = f"dp{mesh.dp_replicate}x{mesh.dp_shard}" if both else f"dp{mesh.dp}"
+    parts = [dp] if mesh.dp > 1 else []
+    parts += [f"{name}{size}" for name, size in (("cp", mesh.cp), ("tp", mesh.tp)) if size > 1]
+    return " ".join(parts) or "one"
 
 
 def _layout(stage: Stage) -> str:
@@ -202,8 +195,8 @@ def _layout(stage: Stage) -> str:
     choice, count = counted[0]
     parts = [choice.layout] if stage.mesh.tp > 1 else []
     if stage.mesh.dp > 1:
-        parts.append("DDP (ZeRO-0)" if choice.zero == 0 else f"ZeRO-{choice.zero}")
+        parts.append("DDP" if choice.zero == 0 else f"ZeRO-{choice.zero}")
     if choice.recompute != "none":
         parts.append("recompute")
     text = ", ".join(parts) or "plain"
-    return text if len(counted) == 1 else f"{text} (+{len(stage.choices) - count} other)"
+    return text if len(counted) == 1 else f"{text} (+{len(stage.choices) - count})"

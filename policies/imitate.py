@@ -19,30 +19,7 @@ from rlplace.errors import InputError
 from rlplace.policies.encoder import ViewBatch
 from rlplace.policies.network import PlaceNet
 from rlplace.policies.scorer import RowBatch
-from rlplace.policies.types import Records
-
-
-@dataclass(frozen=True)
-class ImitationConfig:
-    """How to imitate.
-
-    Args:
-        epochs: Passes over the records, at most.
-        learning_rate: Of Adam.
-        graphs_per_batch: Distinct instances in a minibatch.
-        states_per_batch: States in a minibatch, at most.
-        held_out: Share of the instances on which learning is judged.
-        patience: Epochs without a better held-out loss after which to stop.
-        max_grad_norm: Gradients are clipped to this norm.
-    """
-
-    epochs: int = 40
-    learning_rate: float = 1e-3
-    graphs_per_batch: int = 8
-    states_per_batch: int = 256
-    held_out: float = 0.1
-    patience: int = 8
-    max_grad_norm: float = 1.0
+from rlplace.policies.types import ImitationConfig, Records
 
 
 @dataclass

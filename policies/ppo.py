@@ -7,7 +7,7 @@ was not interrupted. A minibatch holds few distinct instances, for each costs an
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -87,12 +87,14 @@ class PlacePPO(MaskablePPO):
 
     Args:
         args: Of `MaskablePPO`.
-        update: Number of the next update.
+        update: Updates that were done before.
         kwargs: Of `MaskablePPO`; `seed` is required.
     """
 
     def __init__(self, *args: Any, update: int = 0, **kwargs: Any) -> None:
         self.update = update
+        #: Called with the number of updates done, after each.
+        self.after_update: Callable[[int], None] | None = None
         super().__init__(*args, **kwargs)
 
     def collect_rollouts(self, env: VecEnv, *args: Any, **kwargs: Any) -> bool:
@@ -104,5 +106,11 @@ class PlacePPO(MaskablePPO):
         env.seed(seed)
         self._last_obs = env.reset()  # type: ignore[assignment]
         self._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
-        self.update += 1
         return super().collect_rollouts(env, *args, **kwargs)
+
+    def train(self) -> None:
+        """As MaskablePPO; tells `after_update`."""
+        super().train()
+        self.update += 1
+        if self.after_update is not None:
+            self.after_update(self.update)

@@ -8,7 +8,6 @@ import torch
 
 from rlplace.errors import InputError
 from rlplace.policies.imitate import (
-    ImitationConfig,
     ImitationState,
     evaluate_fit,
     imitate,
@@ -16,7 +15,7 @@ from rlplace.policies.imitate import (
     split,
 )
 from rlplace.policies.network import PlaceNet, untrained
-from rlplace.policies.types import NetConfig, Recorder, Records
+from rlplace.policies.types import ImitationConfig, NetConfig, Recorder, Records
 
 SMALL = NetConfig(width=32, rounds=1, scale=4.0)
 

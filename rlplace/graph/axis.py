@@ -90,7 +90,7 @@ def cut(tensor: Tensor, dim: int, blocks: int, rank: int, size: int) -> Tensor:
     """The part of a whole tensor that one device holds (see `Shard`), contiguous."""
     if blocks == 1:
         return tensor.chunk(size, dim)[rank].contiguous()
-    runs = tensor.unflatten(dim, (blocks, size, -1))
+    runs = tensor.reshape(*tensor.shape[:dim], blocks, size, -1, *tensor.shape[dim + 1 :])
     return runs.select(dim + 1, rank).flatten(dim, dim + 1).contiguous()
 
 
@@ -103,8 +103,8 @@ def _interleave(gathered: Tensor, dim: int, blocks: int, size: int) -> Tensor:
     """From all runs of one device after the other to all devices of one run after the other."""
     if blocks == 1:
         return gathered
-    runs = gathered.unflatten(dim, (size, blocks, -1)).transpose(dim, dim + 1)
-    return runs.flatten(dim, dim + 2)
+    runs = gathered.reshape(*gathered.shape[:dim], size, blocks, -1, *gathered.shape[dim + 1 :])
+    return runs.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
 def copy(tensor: Tensor) -> Tensor:

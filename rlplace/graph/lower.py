@@ -114,25 +114,24 @@ class _Lowering:
 
     def read(self, node: fx.Node, want: Want) -> fx.Node:
         """A value in the form that its reader wants."""
-        value = self.values[node]
-        form: Want = self.held[node]
-        for step in route(form, want):
+        value, base = self.values[node], self.held[node]
+        for step in route(base, want):
             if (node, step) not in self.forms:
-                self.forms[node, step] = self._convert(node, value, form, step)
-            value, form = self.forms[node, step], step
+                self.forms[node, step] = self._convert(node, value, base, step)
+            value = self.forms[node, step]
         return value
 
-    def _convert(self, node: fx.Node, value: fx.Node, form: Want, step: Want) -> fx.Node:
+    def _convert(self, node: fx.Node, value: fx.Node, base: Placement, step: Want) -> fx.Node:
         if isinstance(step, Copied):
             differentiable = node.meta["val"].is_floating_point()
             return self._emit(axis.copy, value) if differentiable else value
         if isinstance(step, Shard):
             return self._emit(axis.split, value, step.dim, step.blocks)
-        assert isinstance(form, Shard), "only a shard is gathered"
-        return self._emit(axis.gather, value, form.dim, form.blocks)
+        assert isinstance(base, Shard), "only a shard is gathered"
+        return self._emit(axis.gather, value, base.dim, base.blocks)
 
-    def _emit(self, target: Any, *args: Any) -> fx.Node:
-        return self.graph.call_function(target, args)
+    def _emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(target, args, kwargs)
 
     def call(self, node: fx.Node, strategy: Strategy) -> None:
         """Lower one node."""
@@ -143,7 +142,7 @@ class _Lowering:
         if strategy.sharded:
             value = self._local(node, strategy, args, kwargs)
         else:
-            value = self.graph.call_function(node.target, tuple(args), kwargs)
+            value = self._emit(node.target, *args, **kwargs)
         self.values[node] = value
         reduced = isinstance(strategy.output, Partial)
         self.held[node] = REPLICATE if reduced else strategy.output
@@ -157,10 +156,11 @@ class _Lowering:
 
     def _local(self, node: fx.Node, strategy: Strategy, args: list[Any], kwargs: Any) -> fx.Node:
         """The op on shards."""
-        name, target, bias = op_name(node), node.target, None
+        name, bias = op_name(node), None
+        target: Any = node.target
         args = _local_args(node, strategy, args, self.assignment.degree)
         if name == "cross_entropy_loss":
-            return self._emit(axis.vocab_cross_entropy, *args)
+            return self._emit(axis.vocab_cross_entropy, *args, **kwargs)
         if isinstance(strategy.output, Partial):
             if name == "embedding":
                 target, args = axis.vocab_embedding, args[:3]
@@ -168,12 +168,12 @@ class _Lowering:
                 target, bias, args = aten.mm.default, args[0], args[1:]
             elif name in ("linear", "conv2d") and len(args) > 2:
                 bias, args[2] = args[2], None
-            partial = self.graph.call_function(target, tuple(args), kwargs)
+            partial = self._emit(target, *args, **kwargs)
             return self._add_bias(node, self._emit(axis.reduce, partial), bias)
         if not _is_random(node):
-            return self.graph.call_function(target, tuple(args), kwargs)
+            return self._emit(target, *args, **kwargs)
         states = self._emit(axis.rank_seed, args[0])
-        out = self.graph.call_function(target, tuple(args), kwargs)
+        out = self._emit(target, *args, **kwargs)
         self._emit(axis.restore_seed, states, args[0])
         return out
 
@@ -217,7 +217,7 @@ def _shorter(sizes: list[Any], dim: int, degree: int) -> list[Any]:
 
 def _is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers: two devices must not draw the same for two shards."""
-    name = op_name(node)
+    name = op_name(node).rstrip("_")
     if name == "dropout":
         return bool(node.args[1]) and bool(node.args[2])
     if name == "scaled_dot_product_attention":

@@ -36,6 +36,9 @@ Labels = tuple[str | None, ...]
 
 REPLICATE = Replicate()
 
+#: Where ops are known by name. The transformers library wraps grouped matmuls in ops of its own.
+_NAMESPACES = ("aten", "transformers")
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
@@ -78,7 +81,7 @@ def op_name(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return "getitem"
     target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES:
         return str(target.overloadpacket.__name__)
     return ""
 
@@ -141,8 +144,8 @@ def strategies(
         for index, arg in enumerate(args):
             for shard in reachable.get(arg, ()):
                 found += _OWN_RULES[name](node, degree, index, shard)
-    elif name.rstrip("_") in SIGNATURES:
-        signature = SIGNATURES[name.rstrip("_")](node)
+    elif rule := SIGNATURES.get(name) or SIGNATURES.get(name.rstrip("_")):
+        signature = rule(node)
         if signature is not None:
             found += _labelled(args, signature, degree, reachable, block_counts)
     return list(dict.fromkeys(found))
@@ -198,7 +201,7 @@ def divides(size: int, degree: int, blocks: int = 1) -> bool:
 _SignatureRule = Callable[[fx.Node], Signature | None]
 
 
-def _names(prefix: str, count: int) -> Labels:
+def _names(prefix: str, count: int) -> tuple[str, ...]:
     return tuple(f"{prefix}{index}" for index in range(count))
 
 
@@ -249,12 +252,25 @@ def _matmul(node: fx.Node) -> Signature | None:
     return Signature(inputs, (*batch, "m", "n"), frozenset("k"), ("n", "k"))
 
 
+def _grouped_mm(node: fx.Node) -> Signature | None:
+    """Rows, sorted by group, times the matrix of their group."""
+    args = tensor_args(node)
+    if [len(shape(arg)) for arg in args] != [2, 3, 1]:
+        return None
+    return Signature(
+        (("m", "k"), (None, "k", "n"), (None,)), ("m", "n"), frozenset("k"), ("n", "k")
+    )
+
+
+_ODD_EMBEDDINGS = ("scale_grad_by_freq", "sparse")
+
+
 def _embedding(node: fx.Node) -> Signature | None:
     """Rows may be cut too: each device looks up its own, and the rest is zero."""
-    scaled_or_sparse = any(node.args[3:]) or any(node.kwargs.values())
+    scaled_or_sparse = any(_argument(node, 3 + i, n) for i, n in enumerate(_ODD_EMBEDDINGS))
     lead = _names("i", len(shape(node)) - 1)
     origins = ("f",) if scaled_or_sparse else ("v", "f")
-    contracted = frozenset() if scaled_or_sparse else frozenset("v")
+    contracted: frozenset[str] = frozenset() if scaled_or_sparse else frozenset("v")
     return Signature((("v", "f"), lead), (*lead, "f"), contracted, origins)
 
 
@@ -288,8 +304,7 @@ def _conv2d(node: fx.Node) -> Signature | None:
 
 def conv_groups(node: fx.Node) -> int:
     """`groups` of a conv2d."""
-    groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
-    return groups if isinstance(groups, int) else 1
+    return int(_argument(node, 6, "groups", 1))
 
 
 def _batch_norm(node: fx.Node) -> Signature | None:
@@ -314,89 +329,82 @@ def _layer_norm(node: fx.Node) -> Signature | None:
     return Signature(((*lead, *whole), *params), (*lead, *whole))
 
 
+def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument that may be given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def _whole(count: int, *dims: int) -> Labels:
+    """Labels for all dims but some, which stay whole."""
+    whole = {dim % count for dim in dims}
+    return tuple(None if i in whole else label for i, label in enumerate(_names("d", count)))
+
+
 def _along(node: fx.Node) -> Signature | None:
     """Softmax and the like: all dims pass but the one that the op works along."""
-    rank = len(shape(node))
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dim = _argument(node, 1, "dim")
     if not isinstance(dim, int):
         return None
-    labels = tuple(None if i == dim % rank else name for i, name in enumerate(_names("d", rank)))
+    labels = _whole(len(shape(node)), dim)
     return Signature((labels,), labels)
 
 
 def _reduction(node: fx.Node) -> Signature | None:
     """Reduced dims stay whole; a sum may also be of summands."""
-    own = shape(tensor_args(node)[0])
-    dims = node.args[1] if len(node.args) > 1 else None
+    count = len(shape(tensor_args(node)[0]))
+    dims = _argument(node, 1, "dim")
     dims = [dims] if isinstance(dims, int) else dims
     if not isinstance(dims, list | tuple) or not dims:
         return None
-    reduced = {dim % len(own) for dim in dims if isinstance(dim, int)}
-    summed = op_name(node) == "sum"
-    names = _names("d", len(own))
-    labels = tuple(None if i in reduced and not summed else n for i, n in enumerate(names))
-    keep = len(shape(node)) == len(own)
-    output = tuple(
-        None if i in reduced else name for i, name in enumerate(names) if keep or i not in reduced
-    )
-    return Signature((labels,), output, frozenset(names[i] for i in reduced if summed))
+    reduced = {dim % count for dim in dims}
+    kept = _whole(count, *dims)
+    names = _names("d", count)
+    output = tuple(label for label in kept if label is not None)
+    if len(shape(node)) == count:
+        output = kept  # type: ignore[assignment]
+    if op_name(node) != "sum":
+        return Signature((kept,), output)
+    return Signature((names,), output, frozenset(f"d{dim}" for dim in reduced))
 
 
-def _permute(node: fx.Node) -> Signature | None:
-    names = _names("d", len(shape(node)))
-    order = _dim_order(node, len(names))
-    return Signature((names,), tuple(names[dim] for dim in order))
+def _permute(node: fx.Node) -> Signature:
+    labels = _names("d", len(shape(node)))
+    if op_name(node) == "permute":
+        order = _argument(node, 1, "dims")
+    else:
+        order = list(range(len(labels)))
+        first, second = _argument(node, 1, "dim0", 0), _argument(node, 2, "dim1", -1)
+        order[first], order[second] = order[second], order[first]
+    return Signature((labels,), tuple(labels[dim] for dim in order))
 
 
-def _dim_order(node: fx.Node, rank: int) -> list[int]:
-    """Input dim of each output dim of a permute, transpose or t."""
-    name = op_name(node)
-    if name == "permute":
-        dims = node.args[1]
-        assert isinstance(dims, list | tuple), "permute takes a list of dims"
-        return [int(dim) % rank for dim in dims]  # type: ignore[call-overload]
-    order = list(range(rank))
-    pair = (0, 1) if name == "t" else node.args[1:3]
-    if rank < 2:
-        return order
-    first, second = (int(dim) % rank for dim in pair)  # type: ignore[arg-type]
-    order[first], order[second] = second, first
-    return order
-
-
-def _slice(node: fx.Node) -> Signature | None:
+def _slice(node: fx.Node) -> Signature:
     """All dims pass but the one that is cut; that one too where the slice is all of it."""
-    own, out = shape(tensor_args(node)[0]), shape(node)
-    dim = int(node.args[1]) % len(own) if len(node.args) > 1 else 0  # type: ignore[arg-type]
-    # A slice that keeps all of a dim names its end by a size, which is not that of a shard.
-    open_end = len(node.args) < 4 or int(node.args[3] or 2**63 - 1) >= 2**62  # type: ignore[call-overload]
-    full = own[dim] == out[dim] and open_end
-    names = _names("d", len(own))
-    labels = tuple(None if i == dim and not full else name for i, name in enumerate(names))
+    own, dim = shape(tensor_args(node)[0]), _argument(node, 1, "dim", 0)
+    # A slice that keeps all of a dim and names its end by a size does not fit a shard.
+    end = _argument(node, 3, "end")
+    full = own[dim] == shape(node)[dim] and (end is None or _is_open(end))
+    labels = _names("d", len(own)) if full else _whole(len(own), dim)
     return Signature((labels,), labels)
 
 
-def _select(node: fx.Node) -> Signature | None:
-    rank = len(shape(tensor_args(node)[0]))
-    dim = int(node.args[1]) % rank  # type: ignore[arg-type]
-    labels = tuple(None if i == dim else name for i, name in enumerate(_names("d", rank)))
+def _is_open(end: Any) -> bool:
+    return isinstance(end, int) and end > 2**62
+
+
+def _select(node: fx.Node) -> Signature:
+    count = len(shape(tensor_args(node)[0]))
+    dim = _argument(node, 1, "dim") % count
+    labels = _whole(count, dim)
     return Signature((labels,), labels[:dim] + labels[dim + 1 :])
 
 
 def _cat(node: fx.Node) -> Signature | None:
-    rank = len(shape(node))
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    if any(len(shape(arg)) != rank for arg in tensor_args(node)):
+    count = len(shape(node))
+    if any(len(shape(arg)) != count for arg in tensor_args(node)):
         return None
-    labels = tuple(
-        None if i == int(dim) % rank else name  # type: ignore[arg-type]
-        for i, name in enumerate(_names("d", rank))
-    )
+    labels = _whole(count, _argument(node, 1, "dim", 0))
     return Signature((labels,) * len(tensor_args(node)), labels)
-
-
-def _expand(node: fx.Node) -> Signature | None:
-    return _broadcast(node)
 
 
 _ELEMENTWISE = """
@@ -411,6 +419,7 @@ _ELEMENTWISE = """
 SIGNATURES: Mapping[str, _SignatureRule] = {
     **dict.fromkeys(_ELEMENTWISE, _broadcast),
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),
+    **dict.fromkeys(("_grouped_mm", "grouped_mm", "grouped_mm_fallback"), _grouped_mm),
     **dict.fromkeys(("softmax", "log_softmax", "_softmax", "cumsum"), _along),
     **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std"), _reduction),
     **dict.fromkeys(("permute", "transpose", "t"), _permute),
@@ -421,7 +430,7 @@ SIGNATURES: Mapping[str, _SignatureRule] = {
     "cat": _cat,
     "conv2d": _conv2d,
     "embedding": _embedding,
-    "expand": _expand,
+    "expand": _broadcast,
     "linear": _linear,
     "scaled_dot_product_attention": _attention,
     "select": _select,
@@ -485,7 +494,7 @@ def _runs(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int],
 def _reshape(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
     source = shape(tensor_args(node)[0])
     # squeeze drops dims that happen to be 1, which the dim of a shard may become.
-    if "squeeze" in op_name(node) and source[shard.dim] == degree:
+    if op_name(node) == "squeeze" and source[shard.dim] == degree:
         return []
     before, after = (
         [at_batch(size, BATCH) for size in value.meta["val"].shape]
@@ -506,16 +515,13 @@ def _split(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strateg
 
 def split_parts(node: fx.Node) -> tuple[int, list[int]]:
     """The dim of a split or chunk, and the sizes of its parts."""
-    position = 2
-    dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
     values: Sequence[Tensor] = node.meta["val"]
-    dim = int(dim) % values[0].ndim  # type: ignore[arg-type]
+    dim = _argument(node, 2, "dim", 0) % values[0].ndim
     return dim, [size if isinstance(size := value.shape[dim], int) else 0 for value in values]
 
 
 def _unbind(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
-    dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
-    dim %= len(shape(tensor_args(node)[0]))
+    dim = _argument(node, 1, "dim", 0) % len(shape(tensor_args(node)[0]))
     if dim == shard.dim:
         return []
     return [Strategy((shard,), Shard(shard.dim - (dim < shard.dim), shard.blocks))]
@@ -527,8 +533,8 @@ def _getitem(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strat
 
 def _cross_entropy(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
     """Logits (rows, classes) with the classes cut; the loss comes out whole."""
-    weight, smoothing = (node.args[i] if len(node.args) > i else None for i in (2, 5))
-    plain = weight is None and not smoothing and not node.kwargs
+    smoothing = _argument(node, 5, "label_smoothing")
+    plain = _argument(node, 2, "weight") is None and not smoothing
     logits, target = (arg.meta["val"] for arg in tensor_args(node)[:2])
     indices = not target.is_floating_point() and logits.ndim == 2
     if index == 0 and shard == Shard(1) and plain and indices:

@@ -36,8 +36,9 @@ from rlplace.graph.rules import (
 from rlplace.graph.shapes import at_batch
 from rlplace.graph.types import Partial, Placement, Replicate, Shard
 
-#: FLOPs that an element read or written is worth, and a parameter held.
-MOVE_FLOPS = 200.0
+#: An element that is read or written costs this share of one in a collective.
+MOVE_SHARE = 1.0 / 15.0
+#: FLOPs that a parameter held is worth.
 HELD_FLOPS = 20.0
 #: Partial choices that are kept after each node.
 BEAM = 64
@@ -114,19 +115,25 @@ def _options(
     blocks = {1} | {
         len(parts) for n in nodes if op_name(n) in SPLITS for _, parts in [split_parts(n)]
     }
-    reachable: dict[fx.Node, set[Shard]] = {}
+    reachable: dict[fx.Node, list[Shard]] = {}
     for state, fixed in states.items():
         if isinstance(fixed, Shard):
-            reachable[state] = {fixed}
+            reachable[state] = [fixed]
         elif fixed is None and any(op_name(user) in _REARRANGES for user in state.users):
-            dims = enumerate(state.meta["val"].shape)
-            reachable[state] = {Shard(i) for i, size in dims if divides(size, degree)}
+            reachable[state] = [
+                Shard(dim, count)
+                for dim, size in enumerate(state.meta["val"].shape)
+                for count in sorted(blocks)
+                if divides(size, degree, count)
+            ]
     options: dict[fx.Node, list[Strategy]] = {}
     for node in nodes:
         if not isinstance(node.meta.get("val"), Tensor | list | tuple):
             continue
         options[node] = strategies(node, degree, reachable, sorted(blocks))
-        reachable[node] = {s.output for s in options[node] if isinstance(s.output, Shard)}
+        # In a fixed order: every rank has to find the same layout.
+        shards = [s.output for s in options[node] if isinstance(s.output, Shard)]
+        reachable[node] = list(dict.fromkeys(shards))
     return options
 
 
@@ -146,6 +153,8 @@ def _flops(node: fx.Node, sizes: Mapping[fx.Node, float], grads: Collection[fx.N
     name, args = op_name(node), tensor_args(node)
     if name in ("linear", "mm", "bmm", "matmul", "addmm"):
         args = args[1:] if name == "addmm" else args[:2]
+        depth = at_batch(args[0].meta["val"].shape[-1], 1)
+    elif "grouped_mm" in name:
         depth = at_batch(args[0].meta["val"].shape[-1], 1)
     elif name == "conv2d":
         args = args[:2]
@@ -272,13 +281,17 @@ class Search:
     def _convert(self, value: fx.Node, step: Want) -> float:
         """`copy` and `split` send the gradient, `gather` sends the value.
 
-        An all-gather has half the traffic of an all-reduce, and one more pass to put the parts in
-        their places; they are weighed alike.
+        An all-gather has half the traffic of an all-reduce (and on gloo four times the time); they
+        are weighed alike, and an all-gather reads and writes the parts once more to join them.
         """
         size = self.facts.sizes[value]
+        if isinstance(step, Copied):
+            return self._all_reduce(size) if value in self.facts.grads else 0.0
         sends = isinstance(step, Replicate) or value in self.facts.grads
-        moves = 0.0 if isinstance(step, Copied) else MOVE_FLOPS * size
-        return moves + (self._all_reduce(size) if sends else 0.0)
+        return self._move(2.0 * size) + (self._all_reduce(size) if sends else 0.0)
+
+    def _move(self, size: float) -> float:
+        return MOVE_SHARE * self.link * size
 
     def _all_reduce(self, size: float) -> float:
         return self.link * size * 2.0 * (1.0 - 1.0 / self.facts.degree)
@@ -294,7 +307,7 @@ class Search:
         moved = self._local(node, strategy.output)
         for arg, want in zip(tensor_args(node), strategy.reads, strict=True):
             moved += 0.0 if arg in self.facts.states else self._local(arg, want)
-        return cost + MOVE_FLOPS * moved * (2.0 if node in self.facts.grads else 1.0)
+        return cost + self._move(moved) * (2.0 if node in self.facts.grads else 1.0)
 
     def _local(self, value: fx.Node, placement: Want | Placement) -> float:
         share = self.facts.degree if isinstance(placement, Shard) else 1

@@ -1,0 +1,89 @@
+"""The tp axis on a process group, and parameters between their whole and their sharded form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlplace.errors import InputError
+from rlplace.graph.axis import cut, join
+from rlplace.graph.types import Placement, Replicate, Shard
+
+_REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+@dataclass(frozen=True)
+class GroupAxis:
+    """An axis whose devices are the ranks of a process group, in their order (gloo or NCCL).
+
+    Collectives are synchronous: the next op on the device needs their result.
+
+    Args:
+        group: From `torch.distributed`; None is the default group.
+    """
+
+    group: Any = None
+
+    @property
+    def rank(self) -> int:
+        """Coordinate of this rank on the axis."""
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the axis."""
+        return dist.get_world_size(self.group)
+
+    def all_reduce(self, tensor: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
+        """Sum or maximum over the ranks, in new memory."""
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, _REDUCE_OPS[op], self.group)
+        return total
+
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        """The tensors of all ranks, joined along a dim."""
+        parts = tensor.new_empty((self.size, *tensor.shape))
+        dist.all_gather_into_tensor(parts, tensor.contiguous(), self.group)
+        return parts.squeeze(0) if self.size == 1 else torch.cat(parts.unbind(), dim)
+
+
+def shard_parameter(full: Tensor, placement: Placement, rank: int, size: int) -> Tensor:
+    """What one device holds of a parameter or buffer: a contiguous copy, without autograd.
+
+    Args:
+        full: The whole tensor.
+        placement: As in `Layout.params`.
+        rank: Coordinate of the device on the axis.
+        size: Size of the axis.
+
+    Raises:
+        InputError: If the dim cannot be cut into equal parts, or the placement is `Partial`.
+    """
+    whole = full.detach()
+    if isinstance(placement, Replicate):
+        return whole.clone(memory_format=torch.contiguous_format)
+    if not isinstance(placement, Shard):
+        raise InputError("placement", placement, "a state is replicated or sharded", Replicate())
+    length = whole.shape[placement.dim]
+    if length % (size * placement.blocks):
+        rule = f"dim {placement.dim} of length {length} must divide into {placement.blocks} blocks"
+        raise InputError("size", size, f"{rule} of equal shards")
+    return cut(whole, placement.dim, placement.blocks, rank, size).clone()
+
+
+def unshard(shards: Sequence[Tensor], placement: Placement) -> Tensor:
+    """The whole tensor from what the devices of the axis hold, in the order of their ranks.
+
+    Raises:
+        InputError: If the placement is `Partial`.
+    """
+    if isinstance(placement, Replicate):
+        return shards[0].detach().clone()
+    if not isinstance(placement, Shard):
+        raise InputError("placement", placement, "a state is replicated or sharded", Replicate())
+    return join([shard.detach() for shard in shards], placement.dim, placement.blocks)

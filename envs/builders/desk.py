@@ -20,10 +20,11 @@ from rlplace.envs.builders.outlook import (
 )
 from rlplace.envs.builders.rates import Rates
 from rlplace.plan.check import legal_micro_batches
-from rlplace.plan.types import Instance, Mesh
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
 from rlplace.planners.stage_solver import StageSolver
 from rlplace.simulate.bound import bound
+from rlplace.simulate.stages import stage_cost
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,6 +35,8 @@ _COUNTS = 16
 ROUGH, FINE = 12, 48
 #: Longest pipeline, at the first look and afterwards.
 _ROUGH_DEPTH, _DEPTH = 8, 16
+#: Times that the period of the steady state is guessed anew.
+_GUESSES = 3
 #: Bytes of stage tables that an instance keeps.
 _KEPT_BYTES = 96 * 2**20
 #: What an overflow of the whole limit costs, in bounds.
@@ -71,6 +74,7 @@ class Outlook:
         cuts: Where stages may begin and end.
         usable: Indices of the meshes of the line whose replicas divide the micro-batch.
         local: Class of each of them, as the first axis of `table` counts.
+        period: Seconds a micro-batch in the steady state of a good pipeline.
         table: Costs of stages.
         rest: The best pipelines for what is left.
     """
@@ -80,6 +84,7 @@ class Outlook:
     cuts: Ints
     usable: Ints
     local: Ints
+    period: float
     table: StageTable
     rest: Rest
 
@@ -153,6 +158,28 @@ class Desk:
             self._outlooks.popitem(last=False)
         return found
 
+    def weigh(
+        self,
+        mesh: Mesh,
+        choices: tuple[GroupChoice, ...],
+        start: int,
+        stop: int,
+        count: int,
+        held: int,
+    ) -> tuple[float, float]:
+        """(bytes over the limit, seconds of all micro-batches and the tail) of a stage."""
+        cost = stage_cost(
+            self.instance,
+            Stage(start, stop, mesh, choices),
+            count,
+            self.cost,
+            self.solver.reads,
+        )
+        states = cost.params + cost.gradients + cost.optimizer_states
+        over = states + held * cost.saved + cost.transient - self.rates.limit(mesh)
+        seconds = count * (cost.forward + cost.backward) + cost.exposed_reduce + cost.optimizer
+        return max(0.0, over), seconds
+
     @property
     def penalty(self) -> float:
         """Seconds that an overflow of the whole limit costs."""
@@ -179,10 +206,11 @@ class Desk:
             len(line.devices),
             count,
         )
-        _, period = look_behind(table, *line_up, self.bound / count, self.penalty)
-        behind, _ = look_behind(table, *line_up, period, self.penalty)
-        rest = Rest(*look_ahead(table, behind, *line_up, period, self.penalty))
-        return Outlook(line, count, cuts, usable, line_up[0], table, rest)
+        period = self.bound / count
+        for _ in range(_GUESSES):
+            excess, length, period = look_behind(table, *line_up, period, self.penalty)
+        rest = Rest(*look_ahead(table, excess, length, *line_up, period, self.penalty))
+        return Outlook(line, count, cuts, usable, line_up[0], period, table, rest)
 
     def _table(self, classes: Ints, count: int, cuts: Ints, depth: int) -> StageTable:
         found = [self.rates.columns(int(number), count, cuts) for number in classes]

@@ -60,7 +60,7 @@ class Options:
         candidates: What the policy sees.
         first: Of the first decision: (micro-batch count, line) of each row.
         stages: Of the others: (mesh, start cut) of each row.
-        after: Of the others: total, slowest, stall, tail and overflow after the row, (N, 5).
+        after: Of the others: the sums of `Progress` after the row, in its order, (N, 7).
     """
 
     candidates: Candidates
@@ -74,7 +74,7 @@ class _Rows:
     """Everything that the features of candidates are made of; shapes (N,).
 
     Args:
-        total, slowest, stall, tail, depth, overflow: Of the pipeline as it would turn out.
+        total, slowest, steady, tail, depth, overflow: Of the pipeline as it would turn out.
         count: Micro-batches.
         seconds, hop, own_tail, fill, own_overflow: Of the stage itself.
         so_far, ahead: Slowest stage among those decided, and among those that the outlook sees.
@@ -85,7 +85,7 @@ class _Rows:
 
     total: Floats
     slowest: Floats
-    stall: Floats
+    steady: Floats
     tail: Floats
     depth: Floats
     overflow: Floats
@@ -110,9 +110,8 @@ class _Rows:
 
     def steps(self, desk: Desk) -> Floats:
         """Step seconds as in `outlook`, with the gradients of tied parameters."""
-        steady = np.maximum((self.count - 1) * self.slowest, self.stall)
         tied = (self.depth > 1) * desk.tied_seconds
-        return np.asarray(self.total + steady + self.tail + tied)
+        return np.asarray(self.total + self.steady + self.tail + tied)
 
     def values(self, desk: Desk) -> Floats:
         """What the heuristic minimises: step seconds, and a price on overflow."""
@@ -176,9 +175,10 @@ def _stage_rows(
     ahead = (k + 1, line.firsts[numbers], start_of)
     seconds, over = table.seconds[own], table.overflow[own]
     total = progress.total + seconds + hops
-    slowest = np.maximum(progress.slowest, seconds * line.turns[numbers])
-    trips = max(0, outlook.micro_batches - len(progress.stages) - 1) / (len(progress.stages) + 1)
-    stall = np.maximum(progress.stall, trips * total)
+    busy = seconds * line.turns[numbers]
+    slowest = np.maximum(progress.slowest, busy)
+    steady, excess, length = _runs(outlook, progress, busy, hops)
+    joined = _hold(outlook, rest.excess[ahead] + excess, rest.length[ahead] + length)
     behind = progress.tail - table.backward[own] - hops / 2.0
     tail = np.maximum(table.tail[own], behind)
     overflow = progress.overflow + over
@@ -188,7 +188,7 @@ def _stage_rows(
     rows = _Rows(
         total=total + rest.total[ahead],
         slowest=np.maximum(slowest, rest.slowest[ahead]),
-        stall=np.maximum(stall, rest.stall[ahead]),
+        steady=np.maximum(np.maximum(steady, joined), rest.steady[ahead]),
         tail=np.maximum(rest.tail[ahead], tail - rest.backward[ahead]),
         depth=len(progress.stages) + 1.0 + rest.depth[ahead],
         overflow=overflow + rest.overflow[ahead],
@@ -207,17 +207,36 @@ def _stage_rows(
         devices=(progress.free - line.firsts[numbers]) / progress.free,
         idle=np.where(start_of == 0, line.firsts[numbers] / everyone, 0.0),
     )
-    return rows, np.stack([total, slowest, stall, tail, overflow], axis=1)
+    return rows, np.stack([total, slowest, steady, excess, length, tail, overflow], axis=1)
+
+
+def _runs(
+    outlook: Outlook, progress: Progress, busy: Floats, hops: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Steady state so far, and excess and length of the worst run that begins at each stage."""
+    alone = busy - outlook.period
+    joined = progress.excess + hops
+    longer = bool(progress.stages) & (joined > 0.0)
+    excess = alone + np.where(longer, joined, 0.0)
+    length = 1.0 + np.where(longer, progress.length, 0.0)
+    hold = np.maximum(_hold(outlook, alone, np.ones_like(length)), _hold(outlook, excess, length))
+    return np.maximum(progress.steady, hold), excess, length
+
+
+def _hold(outlook: Outlook, excess: Floats, length: Floats) -> Floats:
+    """Seconds of the steady state that runs of stages enforce (see `outlook`)."""
+    left = np.maximum(0.0, outlook.micro_batches - length)
+    return np.asarray(left * (outlook.period + excess / length))
 
 
 def _first_rows(desk: Desk, pairs: list[tuple[int, int]], ends: list[tuple[float, ...]]) -> _Rows:
-    total, slowest, stall, tail, depth, overflow = np.array(ends, float).T
+    total, slowest, steady, tail, depth, overflow = np.array(ends, float).T
     count = np.array([float(count) for count, _ in pairs])
     nothing, one = np.zeros(len(pairs)), np.ones(len(pairs))
     return _Rows(
         total=total,
         slowest=slowest,
-        stall=stall,
+        steady=steady,
         tail=tail,
         depth=depth,
         overflow=overflow,
@@ -239,10 +258,10 @@ def _first_rows(desk: Desk, pairs: list[tuple[int, int]], ends: list[tuple[float
 
 
 def _whole(outlook: Outlook) -> tuple[float, ...]:
-    """(total, slowest, stall, tail, depth, overflow) of the whole pipeline that an outlook sees."""
+    """Total, slowest, steady, tail, depth and overflow of the best pipeline in sight."""
     at = (0, len(outlook.line.devices), len(outlook.cuts) - 1)
     rest = outlook.rest
-    found = (rest.total, rest.slowest, rest.stall, rest.tail, rest.depth, rest.overflow)
+    found = (rest.total, rest.slowest, rest.steady, rest.tail, rest.depth, rest.overflow)
     return tuple(float(array[at]) for array in found)
 
 

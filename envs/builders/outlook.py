@@ -5,11 +5,15 @@ micro-batches in flight. `look_behind` finds the best way to every state from th
 pipeline, `look_ahead` the best way from every state to its head. All are numba loops over plain
 arrays. The step time of a 1F1B pipeline with M micro-batches is taken as
 
-    sum of stages and transfers + max((M - 1) * slowest stage, stall) + exposed tail.
+    sum of stages and transfers + steady state + exposed tail.
 
-The stall is what the round trips cost: a stage with k stages behind it may have k + 1 micro-batches
-in flight and then waits for a gradient, so M micro-batches take M / (k + 1) round trips through it
-and all that is behind, of which one is in the sum already.
+Neighbouring stages s to s + L - 1 hold each other up: in 1F1B's fixed order, forward L of stage s
+comes after forward 0 has gone down to stage s + L - 1 and a gradient has come back up, so L
+micro-batches take at least S, the seconds of these stages and of the transfers among them. The
+steady state is the largest (M - L) * S / L over all runs of stages; L = 1 is the slowest stage. To
+find the worst run on the way, a period P is guessed: a run is as bad as its excess, the sum of
+(seconds - P) and of its transfers, and the worst run that ends (or begins) at a stage follows from
+the worst one at its neighbour.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ class StageTable(NamedTuple):
         tail: Exposed gradient reduction and optimizer.
         overflow: Share of the limit by which the leanest way exceeds it, 0 where something fits.
         fill: Bytes of the way that was taken over the limit.
+        way: Which way was taken.
     """
 
     seconds: Floats
@@ -40,6 +45,7 @@ class StageTable(NamedTuple):
     tail: Floats
     overflow: Floats
     fill: Floats
+    way: Ints
 
 
 class Rest(NamedTuple):
@@ -48,7 +54,9 @@ class Rest(NamedTuple):
     Args:
         total: Sum of stage seconds and transfers.
         slowest: Slowest stage.
-        stall: Seconds of round trips, given the best known stages behind.
+        steady: Seconds of the steady state, the worst run into the stages behind included.
+        excess: Of the worst run that ends here, the transfer to the stages behind included.
+        length: Stages of that run.
         backward: Sum of backward seconds and half of the transfers.
         tail: Longest tail that outlasts the backward of the stages before it.
         depth: Stages.
@@ -57,7 +65,9 @@ class Rest(NamedTuple):
 
     total: Floats
     slowest: Floats
-    stall: Floats
+    steady: Floats
+    excess: Floats
+    length: Ints
     backward: Floats
     tail: Floats
     depth: Ints
@@ -88,6 +98,7 @@ def stage_table(
     shape = (classes, depth, cuts, cuts)
     seconds, back, tail = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     overflow, fill = np.zeros(shape), np.zeros(shape)
+    taken = np.zeros(shape, np.int64)
     # Of each way: step seconds (without fill and drain), seconds, backward, tail, bytes, and bytes
     # a micro-batch in flight.
     way, peak = np.zeros((6, most)), np.zeros(most)
@@ -112,6 +123,7 @@ def stage_table(
                     best = _pick(way, count, limit[v], held)
                     at = (v, k, start, stop)
                     seconds[at], back[at], tail[at] = way[1, best], way[2, best], way[3, best]
+                    taken[at] = best
                     fill[at] = (way[4, best] + held * way[5, best]) / limit[v]
                     overflow[at] = max(0.0, fill[at] - 1.0)
                     if best == fastest and fill[at] <= 1.0:
@@ -119,11 +131,11 @@ def stage_table(
                         for less in range(k):
                             other = (v, less, start, stop)
                             seconds[other], back[other] = seconds[at], back[at]
-                            tail[other] = tail[at]
+                            tail[other], taken[other] = tail[at], best
                             held = min(micro_batches, less + 1)
                             fill[other] = (way[4, best] + held * way[5, best]) / limit[v]
                         break
-    return StageTable(seconds, back, tail, overflow, fill)
+    return StageTable(seconds, back, tail, overflow, fill, taken)
 
 
 @numba.njit(cache=True)
@@ -140,9 +152,9 @@ def _pick(way: Floats, count: int, limit: float, held: int) -> int:
 
 
 @numba.njit(cache=True)
-def _stall(total: float, behind: int, micro_batches: int) -> float:
-    """Seconds of round trips beyond the first through a stage and all that is behind it."""
-    return max(0, micro_batches - behind - 1) * total / (behind + 1)
+def _hold(excess: float, length: int, period: float, micro_batches: int) -> float:
+    """Seconds of the steady state that a run of stages enforces."""
+    return max(0, micro_batches - length) * (period + excess / length)
 
 
 @numba.njit(cache=True)
@@ -155,23 +167,26 @@ def look_behind(
     transfers: Floats,
     places: int,
     micro_batches: int,
-    floor: float,
+    period: float,
     penalty: float,
-) -> tuple[Floats, float]:
-    """Seconds of the stages behind every state, and a period that a whole pipeline can hold.
+) -> tuple[Floats, Ints, float]:
+    """The stages behind every state, and a period that a whole pipeline can hold.
 
-    Args: as `look_ahead`, with `floor` the period below which nothing is gained.
+    The arguments are those of `look_ahead`.
 
     Returns:
-        Sums of seconds and transfers by (stages behind, devices left, stop cut), inf where no
-        pipeline leads; and seconds a micro-batch of the best whole pipeline in the steady state.
+        Excess of the worst run that begins at the stage behind, by (stages behind, devices left,
+        stop cut), inf where no pipeline leads; its length; and seconds a micro-batch of the best
+        whole pipeline in the steady state.
     """
     _, depth, cuts, _ = table.seconds.shape
     shape = (depth + 1, places + 1, cuts)
-    value, total = np.full(shape, np.inf), np.full(shape, np.inf)
-    slowest, stall, overflow = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    value[0, places, cuts - 1] = total[0, places, cuts - 1] = 0.0
-    best, period = np.inf, 0.0
+    value, total = np.full(shape, np.inf), np.zeros(shape)
+    steady, excess, overflow = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
+    length = np.zeros(shape, np.int64)
+    root = (0, places, cuts - 1)
+    value[root], excess[root] = 0.0, 0.0
+    best, found = np.inf, period
     for k in range(depth):
         for mesh in range(len(classes)):
             a, b, v = firsts[mesh], lasts[mesh], classes[mesh]
@@ -179,33 +194,40 @@ def look_behind(
                 here = (k, b, stop)
                 if value[here] == np.inf:
                     continue
-                base = total[here] + (transfers[mesh, stop] if k else 0.0)
+                hop = transfers[mesh, stop] if k else 0.0
+                joined = excess[here] + hop
                 for start in range(stop):
                     own = table.seconds[v, k, start, stop]
-                    new_total = base + own
-                    new_slowest = max(slowest[here], own * turns[mesh])
-                    new_stall = max(stall[here], _stall(new_total, k, micro_batches))
-                    new_overflow = overflow[here] + table.overflow[v, k, start, stop]
-                    reached = new_total + max(
-                        (micro_batches - 1) * max(floor, new_slowest), new_stall
+                    busy = own * turns[mesh]
+                    new_total = total[here] + hop + own
+                    run, count = busy - period, 1
+                    if joined > 0.0:
+                        run, count = run + joined, length[here] + 1
+                    hold = max(
+                        _hold(busy - period, 1, period, micro_batches),
+                        _hold(run, count, period, micro_batches),
                     )
+                    new_steady = max(steady[here], hold)
+                    new_overflow = overflow[here] + table.overflow[v, k, start, stop]
+                    reached = new_total + max((micro_batches - 1) * period, new_steady)
                     if new_overflow > 0.0:
                         reached += penalty * (1.0 + new_overflow)
                     if start == 0 and reached < best:
                         best = reached
-                        period = max(new_slowest, new_stall / max(1, micro_batches - 1))
+                        found = new_steady / max(1, micro_batches - 1)
                     there = (k + 1, a, start)
                     if reached < value[there]:
-                        value[there], total[there] = reached, new_total
-                        slowest[there], stall[there] = new_slowest, new_stall
+                        value[there], total[there], steady[there] = reached, new_total, new_steady
+                        excess[there], length[there] = run, count
                         overflow[there] = new_overflow
-    return total, period
+    return excess, length, found
 
 
 @numba.njit(cache=True)
 def look_ahead(
     table: StageTable,
     behind: Floats,
+    behind_length: Ints,
     classes: Ints,
     firsts: Ints,
     lasts: Ints,
@@ -213,14 +235,15 @@ def look_ahead(
     transfers: Floats,
     places: int,
     micro_batches: int,
-    floor: float,
+    period: float,
     penalty: float,
 ) -> Rest:
     """The best rest for every state.
 
     Args:
         table: Costs of stages.
-        behind: Sums of seconds that the stages behind each state are taken to have.
+        behind: Excess of the worst run that the stages behind each state are taken to begin with.
+        behind_length: Its stages.
         classes: Class of each mesh.
         firsts: First position in the line of devices that it takes.
         lasts: One past the last position.
@@ -228,14 +251,15 @@ def look_ahead(
         transfers: (meshes, cuts): seconds there and back from a mesh over its later border.
         places: Length of the line of devices.
         micro_batches: Micro-batches of a step.
-        floor: A period; below it, a shorter slowest stage is worth nothing.
+        period: Seconds a micro-batch; below it, a shorter steady state is worth nothing.
         penalty: Seconds that an overflow of the whole limit costs.
     """
     _, depth, cuts, _ = table.seconds.shape
     shape = (depth + 1, places + 1, cuts)
     value = np.full(shape, np.inf)
-    total, slowest, stall = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+    total, slowest, steady = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     backward, tail, overflow = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    excess, length = np.zeros(shape), np.zeros(shape, np.int64)
     stages = np.zeros(shape, np.int64)
     value[:, :, 0] = total[:, :, 0] = 0.0
     for k in range(depth - 1, -1, -1):
@@ -251,20 +275,29 @@ def look_ahead(
                     if value[rest] == np.inf:
                         continue
                     own = table.seconds[v, k, start, stop]
+                    busy = own * turns[mesh]
                     new_total = total[rest] + own + hop
-                    new_slowest = max(slowest[rest], own * turns[mesh])
-                    trips = _stall(behind[here] + own + hop, k, micro_batches)
-                    new_stall = max(stall[rest], trips)
+                    run, count = busy - period, 1
+                    if excess[rest] > 0.0:
+                        run, count = run + excess[rest], length[rest] + 1
+                    hold = max(
+                        _hold(busy - period, 1, period, micro_batches),
+                        _hold(run, count, period, micro_batches),
+                    )
+                    run += hop
+                    joined = count + behind_length[here]
+                    hold = max(hold, _hold(run + behind[here], joined, period, micro_batches))
+                    new_steady = max(steady[rest], hold)
                     new_tail = max(tail[rest], table.tail[v, k, start, stop] - backward[rest])
                     new_overflow = overflow[rest] + table.overflow[v, k, start, stop]
-                    steady = max((micro_batches - 1) * max(floor, new_slowest), new_stall)
-                    reached = new_total + steady + new_tail
+                    reached = new_total + max((micro_batches - 1) * period, new_steady) + new_tail
                     if new_overflow > 0.0:
                         reached += penalty * (1.0 + new_overflow)
                     if reached < value[here]:
-                        value[here] = reached
-                        total[here], slowest[here], stall[here] = new_total, new_slowest, new_stall
+                        value[here], total[here], steady[here] = reached, new_total, new_steady
+                        slowest[here] = max(slowest[rest], busy)
+                        excess[here], length[here] = run, count
                         back = table.backward[v, k, start, stop] + hop / 2.0
                         backward[here], tail[here] = backward[rest] + back, new_tail
                         overflow[here], stages[here] = new_overflow, stages[rest] + 1
-    return Rest(total, slowest, stall, backward, tail, stages, overflow)
+    return Rest(total, slowest, steady, excess, length, backward, tail, stages, overflow)

@@ -135,18 +135,18 @@ class Rates:
             _at(known.points, values, samples)
             for values in (known.forward, known.backward, known.saved, known.transient)
         )
-        wide = np.broadcast_to
+        fast, steps = self._ways(forward + backward, saved)
         shape = forward.shape
-        fixed = [wide(v[:, :, None], shape) for v in (known.reduce, known.optimizer, known.static)]
-        fast = (forward + backward).argmin(axis=0)[None]
-        steps = self._steps(forward + backward, saved)
+        fixed = [
+            np.broadcast_to(values[:, :, None], shape)
+            for values in (known.reduce, known.optimizer, known.static)
+        ]
 
         def ways(values: Floats) -> Floats:
             """(O, G): with the fastest layout of each group, then with the sharded one."""
             picked = np.take_along_axis(values, fast, axis=0)
             both = picked if len(values) == 1 else np.concatenate([picked, values[-1:]])
-            if len(self.instance.recompute_modes) > 1:
-                both = np.where(steps, both[:, :, 1:2], both[:, :, 0:1])
+            both = np.where(steps, both[:, :, -1:], both[:, :, 0:1])
             return both.reshape(-1, shape[-1])[:, self.owner]
 
         def sums(values: Floats) -> Floats:
@@ -163,6 +163,33 @@ class Rates:
             first_reduce=ways(fixed[0])[:, cuts[:-1]],
             transient=np.maximum.reduceat(ways(transient), cuts[:-1], axis=1),
         )
+
+    def choices(self, number: int, micro_batches: int, way: int) -> tuple[GroupChoice, ...]:
+        """What every group does in one of the ways (rows) of `columns`."""
+        known, mesh = self._classes[number], self.mesh(number)
+        samples = self.instance.global_batch / micro_batches / mesh.dp
+        forward, backward, saved = (
+            _at(known.points, values, samples)
+            for values in (known.forward, known.backward, known.saved)
+        )
+        fast, steps = self._ways(forward + backward, saved)
+        levels = self.levels if mesh.dp_shard > 1 else (0,)
+        rest, step = divmod(way, len(steps))
+        sharded, level = divmod(rest, len(levels))
+        modes = self.instance.recompute_modes
+        found = []
+        for kind, (index, _) in enumerate(self.kinds):
+            layouts = self.instance.graph.structures[index].layouts_at(mesh.tp)
+            redo = int(steps[step, kind]) if len(modes) > 1 else 0
+            wanted = len(layouts) - 1 if sharded else int(fast[0, level, redo, kind])
+            layout = layouts[min(wanted, len(layouts) - 1)].name
+            mode = modes[redo]
+            found.append(GroupChoice(layout, levels[level], mode))  # type: ignore[arg-type]
+        return tuple(found[kind] for kind in self.owner)
+
+    def _ways(self, seconds: Floats, saved: Floats) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """The fastest layout of each kind (1, levels, modes, kinds), and who redoes what."""
+        return seconds.argmin(axis=0)[None], self._steps(seconds, saved)
 
     def _steps(self, seconds: Floats, saved: Floats) -> npt.NDArray[np.bool_]:
         """Which kinds of group redo their forward, from none to all: (steps, kinds of group).

@@ -18,7 +18,7 @@ from rlplace.envs.builders.desk import FINE, Desk, Outlook
 from rlplace.envs.builders.options import Options, first_options, stage_options
 from rlplace.envs.features import instance_view
 from rlplace.envs.types import Candidates, InstanceView
-from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan
 
 #: Instances whose tables a builder keeps.
@@ -27,11 +27,12 @@ _KEPT_DESKS = 48
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """A stage that has been decided: groups [start, stop) on a mesh."""
+    """A stage that has been decided: groups [start, stop) on a mesh, and the way they run."""
 
     start: int
     stop: int
     mesh: Mesh
+    way: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Progress:
         stop: Index of the cut before which groups remain.
         total: Seconds of the stages and transfers of one micro-batch.
         slowest: Seconds of the slowest stage.
-        stall: Seconds of round trips (see `outlook`).
+        steady: Seconds of the steady state (see `outlook`).
+        excess: Of the worst run of stages that begins at the one decided last.
+        length: Stages of that run.
         tail: Longest tail beyond the backward of the stages so far.
         overflow: Sum of shares by which stages exceed their memory.
     """
@@ -54,7 +57,9 @@ class Progress:
     stop: int = 0
     total: float = 0.0
     slowest: float = 0.0
-    stall: float = 0.0
+    steady: float = 0.0
+    excess: float = 0.0
+    length: float = 0.0
     tail: float = 0.0
     overflow: float = 0.0
 
@@ -147,9 +152,7 @@ class StagewiseBuilder:
         count = state.outlook.micro_batches
         stages = []
         for behind, placed in enumerate(state.progress.stages):
-            held = min(count, behind + 1)
-            solve = state.desk.solver.choices
-            choices = solve(placed.start, placed.stop, placed.mesh, count, held)
+            choices = _choices(state.desk, placed, count, min(count, behind + 1))
             devices = tuple(state.relabel[device] for device in placed.mesh.devices)
             mesh = replace(placed.mesh, devices=devices)
             stages.append(Stage(placed.start, placed.stop, mesh, choices))
@@ -187,6 +190,15 @@ class StagewiseBuilder:
         return self._desks[key]
 
 
+def _choices(desk: Desk, placed: PlacedStage, count: int, held: int) -> tuple[GroupChoice, ...]:
+    """The choices inside a stage: the solver's, or those that the outlook counted on if better."""
+    solver, span = desk.solver, (placed.start, placed.stop)
+    solved = solver.choices(*span, placed.mesh, count, held)
+    planned = desk.rates.choices(desk.rates.number(placed.mesh), count, placed.way)
+    both = (solved, planned[placed.start : placed.stop])
+    return min(both, key=lambda choices: desk.weigh(placed.mesh, choices, *span, count, held))
+
+
 def permute_symmetric(instance: Instance, rng: np.random.Generator) -> tuple[int, ...]:
     """A random permutation of the devices that maps the cluster onto itself.
 
@@ -216,15 +228,9 @@ def _advance(outlook: Outlook, progress: Progress, options: Options, index: int)
     """The progress with one more stage."""
     mesh_index, start = (int(value) for value in options.stages[index])
     mesh = outlook.line.meshes[outlook.usable[mesh_index]]
-    placed = PlacedStage(int(outlook.cuts[start]), int(outlook.cuts[progress.stop]), mesh)
-    total, slowest, stall, tail, overflow = (float(value) for value in options.after[index])
-    return Progress(
-        stages=(*progress.stages, placed),
-        free=int(outlook.line.firsts[outlook.usable[mesh_index]]),
-        stop=start,
-        total=total,
-        slowest=slowest,
-        stall=stall,
-        tail=tail,
-        overflow=overflow,
-    )
+    behind = min(len(progress.stages), outlook.table.seconds.shape[1] - 1)
+    way = outlook.table.way[outlook.local[mesh_index], behind, start, progress.stop]
+    placed = PlacedStage(int(outlook.cuts[start]), int(outlook.cuts[progress.stop]), mesh, int(way))
+    first = int(outlook.line.firsts[outlook.usable[mesh_index]])
+    sums = (float(value) for value in options.after[index])
+    return Progress((*progress.stages, placed), first, start, *sums)

@@ -100,7 +100,8 @@ def verdict(instance: Instance, plan: Plan, estimate: Estimate, bound: float) ->
     text.append(
         f"{instance.graph.name} on {instance.cluster.name or 'the cluster'}: "
         f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}, "
-        f"{plan.micro_batches} micro-batches, {format_seconds(estimate.step_time)} a step, "
+        f"{plan.micro_batches} micro-batch{'es' if plan.micro_batches > 1 else ''}, "
+        f"{format_seconds(estimate.step_time)} a step, "
         f"within {gap:.1%} of the bound",
         style="bold",
     )

@@ -1,0 +1,84 @@
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+
+from rlplace.plan.testing import chain, cluster, round_kind
+from rlplace.plan.types import Instance
+from rlplace.plan.uniform import uniform_plan
+from rlplace.report.plan_view import plan_data, render_plan, stage_rows
+from rlplace.report.timeline_view import bars, chrome_trace, draw, save_trace
+from rlplace.simulate.bound import bound
+from rlplace.simulate.estimate import estimate, timeline
+
+INSTANCE = Instance(chain([1e12, 1e12, 2e12, 2e12]), cluster([[round_kind()] * 4]), 8, "fp32")
+PLAN = uniform_plan(INSTANCE, pp=2, micro_batches=4, cuts=(2,))
+
+
+def test_stage_rows_say_what_the_estimate_says() -> None:
+    guess = estimate(INSTANCE, PLAN)
+    rows = stage_rows(INSTANCE, PLAN, guess)
+    assert [row.groups.split(":")[0] for row in rows] == ["2", "2"]
+    assert [row.devices for row in rows] == ["0-1 round", "2-3 round"]
+    assert [row.mesh for row in rows] == ["dp2", "dp2"]
+    assert rows[1].busy == guess.stages[1].forward + guess.stages[1].backward
+    assert rows[0].memory == max(guess.peak_memory[:2])
+    assert rows[0].idle > rows[1].idle
+
+
+def test_ranges_of_ranks_that_are_not_neighbours() -> None:
+    mesh = replace(PLAN.stages[0].mesh, devices=(0, 3))
+    other = replace(PLAN.stages[1].mesh, devices=(1, 2))
+    stages = (replace(PLAN.stages[0], mesh=mesh), replace(PLAN.stages[1], mesh=other))
+    plan = replace(PLAN, stages=stages)
+    rows = stage_rows(INSTANCE, plan, estimate(INSTANCE, plan))
+    assert [row.devices for row in rows] == ["0,3 round", "1-2 round"]
+
+
+def test_plan_data_is_json_and_empty_where_nothing_fits() -> None:
+    guess = estimate(INSTANCE, PLAN)
+    limit = bound(INSTANCE)
+    found = plan_data(
+        INSTANCE,
+        PLAN,
+        guess,
+        bound=limit,
+        planner="grid",
+        plan_seconds=0.1,
+        alternatives={"grid": {"step_time": guess.step_time, "seconds": 0.1}},
+    )
+    assert json.loads(json.dumps(found))["gap"] == guess.step_time / limit - 1.0
+
+
+def test_rendered_plan_fits_eighty_columns() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))
+    console.print(render_plan(INSTANCE, PLAN, estimate(INSTANCE, PLAN), bound(INSTANCE)))
+    text = console.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_bars_are_the_events_of_every_device() -> None:
+    line = timeline(INSTANCE, PLAN)
+    drawn = bars(line)
+    for device in range(4):
+        own = sorted((bar for bar in drawn if bar.row == device), key=lambda bar: bar.start)
+        assert [bar.kind for bar in own].count("F") == 4
+        assert [bar.kind for bar in own].count("B") == 4
+        for before, after in pairwise(own):
+            assert after.start >= before.start + before.width - 1e-9
+    step = estimate(INSTANCE, PLAN).step_time
+    assert abs(max(bar.start + bar.width for bar in drawn) - step * 1e3) < 1e-6
+
+
+def test_picture_and_trace_are_written(tmp_path: Path) -> None:
+    line = timeline(INSTANCE, PLAN)
+    assert draw([line, line], tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads(save_trace(line, tmp_path / "trace.json").read_text())
+    assert saved == json.loads(json.dumps(chrome_trace(line)))
+    forward = [event for event in saved["traceEvents"] if event["cat"] == "F"]
+    assert len(forward) == 4 * 4
+    assert forward[0]["name"] == "0F0"
+    assert all(event["dur"] >= 0 for event in saved["traceEvents"])

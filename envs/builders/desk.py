@@ -208,8 +208,9 @@ class Desk:
         )
         period = self.bound / count
         for _ in range(_GUESSES):
-            excess, length, period = look_behind(table, *line_up, period, self.penalty)
-        rest = Rest(*look_ahead(table, excess, length, *line_up, period, self.penalty))
+            behind = look_behind(table, *line_up, period, self.penalty)
+            period = behind.period
+        rest = Rest(*look_ahead(table, behind, *line_up, period, self.penalty))
         return Outlook(line, count, cuts, usable, line_up[0], period, table, rest)
 
     def _table(self, classes: Ints, count: int, cuts: Ints, depth: int) -> StageTable:

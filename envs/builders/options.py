@@ -60,7 +60,7 @@ class Options:
         candidates: What the policy sees.
         first: Of the first decision: (micro-batch count, line) of each row.
         stages: Of the others: (mesh, start cut) of each row.
-        after: Of the others: the sums of `Progress` after the row, in its order, (N, 7).
+        after: Of the others: the sums of `Progress` after the row, in its order, (N, 8).
     """
 
     candidates: Candidates
@@ -179,6 +179,8 @@ def _stage_rows(
     slowest = np.maximum(progress.slowest, busy)
     steady, excess, length = _runs(outlook, progress, busy, hops)
     joined = _hold(outlook, rest.excess[ahead] + excess, rest.length[ahead] + length)
+    pair = np.where(start_of > 0, rest.edge[ahead] + busy, 0.0)
+    joined = np.maximum(joined, max(0, outlook.micro_batches - 2) * pair / 2.0)
     behind = progress.tail - table.backward[own] - hops / 2.0
     tail = np.maximum(table.tail[own], behind)
     overflow = progress.overflow + over
@@ -207,7 +209,7 @@ def _stage_rows(
         devices=(progress.free - line.firsts[numbers]) / progress.free,
         idle=np.where(start_of == 0, line.firsts[numbers] / everyone, 0.0),
     )
-    return rows, np.stack([total, slowest, steady, excess, length, tail, overflow], axis=1)
+    return rows, np.stack([total, slowest, steady, excess, length, busy, tail, overflow], axis=1)
 
 
 def _runs(
@@ -220,6 +222,9 @@ def _runs(
     excess = alone + np.where(longer, joined, 0.0)
     length = 1.0 + np.where(longer, progress.length, 0.0)
     hold = np.maximum(_hold(outlook, alone, np.ones_like(length)), _hold(outlook, excess, length))
+    if progress.stages:
+        pair = busy + hops + progress.edge
+        hold = np.maximum(hold, max(0, outlook.micro_batches - 2) * pair / 2.0)
     return np.maximum(progress.steady, hold), excess, length
 
 

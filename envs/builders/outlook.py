@@ -13,7 +13,8 @@ micro-batches take at least S, the seconds of these stages and of the transfers 
 steady state is the largest (M - L) * S / L over all runs of stages; L = 1 is the slowest stage. To
 find the worst run on the way, a period P is guessed: a run is as bad as its excess, the sum of
 (seconds - P) and of its transfers, and the worst run that ends (or begins) at a stage follows from
-the worst one at its neighbour.
+the worst one at its neighbour. Where the guess is low, that run is too long; so runs of one and of
+two stages are always looked at as well.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Rest(NamedTuple):
         steady: Seconds of the steady state, the worst run into the stages behind included.
         excess: Of the worst run that ends here, the transfer to the stages behind included.
         length: Stages of that run.
+        edge: Seconds of the stage that ends here and of that transfer.
         backward: Sum of backward seconds and half of the transfers.
         tail: Longest tail that outlasts the backward of the stages before it.
         depth: Stages.
@@ -68,6 +70,7 @@ class Rest(NamedTuple):
     steady: Floats
     excess: Floats
     length: Ints
+    edge: Floats
     backward: Floats
     tail: Floats
     depth: Ints
@@ -151,10 +154,36 @@ def _pick(way: Floats, count: int, limit: float, held: int) -> int:
     return best if best >= 0 else lean
 
 
+class Behind(NamedTuple):
+    """The stages behind a state, by (stages behind, devices left, stop cut).
+
+    Args:
+        excess: Of the worst run that begins with them, inf where no pipeline leads.
+        length: Stages of that run.
+        edge: Seconds of the first of them.
+        period: Seconds a micro-batch of the best whole pipeline in the steady state (one number).
+    """
+
+    excess: Floats
+    length: Ints
+    edge: Floats
+    period: float
+
+
 @numba.njit(cache=True)
 def _hold(excess: float, length: int, period: float, micro_batches: int) -> float:
     """Seconds of the steady state that a run of stages enforces."""
     return max(0, micro_batches - length) * (period + excess / length)
+
+
+@numba.njit(cache=True)
+def _holds(
+    busy: float, run: float, length: int, pair: float, period: float, micro_batches: int
+) -> float:
+    """The largest that one stage, a run that it ends, and a pair (0 if none) enforce."""
+    alone = (micro_batches - 1) * busy
+    two = max(0, micro_batches - 2) * pair / 2.0
+    return max(alone, two, _hold(run, length, period, micro_batches))
 
 
 @numba.njit(cache=True)
@@ -169,21 +198,13 @@ def look_behind(
     micro_batches: int,
     period: float,
     penalty: float,
-) -> tuple[Floats, Ints, float]:
-    """The stages behind every state, and a period that a whole pipeline can hold.
-
-    The arguments are those of `look_ahead`.
-
-    Returns:
-        Excess of the worst run that begins at the stage behind, by (stages behind, devices left,
-        stop cut), inf where no pipeline leads; its length; and seconds a micro-batch of the best
-        whole pipeline in the steady state.
-    """
+) -> Behind:
+    """The best stages behind every state; the arguments are those of `look_ahead`."""
     _, depth, cuts, _ = table.seconds.shape
     shape = (depth + 1, places + 1, cuts)
     value, total = np.full(shape, np.inf), np.zeros(shape)
     steady, excess, overflow = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
-    length = np.zeros(shape, np.int64)
+    length, edge = np.zeros(shape, np.int64), np.zeros(shape)
     root = (0, places, cuts - 1)
     value[root], excess[root] = 0.0, 0.0
     best, found = np.inf, period
@@ -203,10 +224,8 @@ def look_behind(
                     run, count = busy - period, 1
                     if joined > 0.0:
                         run, count = run + joined, length[here] + 1
-                    hold = max(
-                        _hold(busy - period, 1, period, micro_batches),
-                        _hold(run, count, period, micro_batches),
-                    )
+                    pair = busy + hop + edge[here] if k else 0.0
+                    hold = _holds(busy, run, count, pair, period, micro_batches)
                     new_steady = max(steady[here], hold)
                     new_overflow = overflow[here] + table.overflow[v, k, start, stop]
                     reached = new_total + max((micro_batches - 1) * period, new_steady)
@@ -218,16 +237,15 @@ def look_behind(
                     there = (k + 1, a, start)
                     if reached < value[there]:
                         value[there], total[there], steady[there] = reached, new_total, new_steady
-                        excess[there], length[there] = run, count
+                        excess[there], length[there], edge[there] = run, count, busy
                         overflow[there] = new_overflow
-    return excess, length, found
+    return Behind(excess, length, edge, found)
 
 
 @numba.njit(cache=True)
 def look_ahead(
     table: StageTable,
-    behind: Floats,
-    behind_length: Ints,
+    behind: Behind,
     classes: Ints,
     firsts: Ints,
     lasts: Ints,
@@ -242,8 +260,7 @@ def look_ahead(
 
     Args:
         table: Costs of stages.
-        behind: Excess of the worst run that the stages behind each state are taken to begin with.
-        behind_length: Its stages.
+        behind: The stages that each state is taken to have behind it.
         classes: Class of each mesh.
         firsts: First position in the line of devices that it takes.
         lasts: One past the last position.
@@ -259,7 +276,7 @@ def look_ahead(
     value = np.full(shape, np.inf)
     total, slowest, steady = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     backward, tail, overflow = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    excess, length = np.zeros(shape), np.zeros(shape, np.int64)
+    excess, length, edge = np.zeros(shape), np.zeros(shape, np.int64), np.zeros(shape)
     stages = np.zeros(shape, np.int64)
     value[:, :, 0] = total[:, :, 0] = 0.0
     for k in range(depth - 1, -1, -1):
@@ -267,7 +284,7 @@ def look_ahead(
             a, b, v = firsts[mesh], lasts[mesh], classes[mesh]
             for stop in range(1, cuts):
                 here = (k, b, stop)
-                if behind[here] == np.inf:
+                if behind.excess[here] == np.inf:
                     continue
                 hop = transfers[mesh, stop] if k else 0.0
                 for start in range(stop):
@@ -280,13 +297,14 @@ def look_ahead(
                     run, count = busy - period, 1
                     if excess[rest] > 0.0:
                         run, count = run + excess[rest], length[rest] + 1
-                    hold = max(
-                        _hold(busy - period, 1, period, micro_batches),
-                        _hold(run, count, period, micro_batches),
-                    )
-                    run += hop
-                    joined = count + behind_length[here]
-                    hold = max(hold, _hold(run + behind[here], joined, period, micro_batches))
+                    pair = busy + edge[rest] if start else 0.0
+                    hold = _holds(busy, run, count, pair, period, micro_batches)
+                    if k:
+                        run += hop
+                        worst, joined = run + behind.excess[here], count + behind.length[here]
+                        pair = busy + hop + behind.edge[here]
+                        far = _holds(busy, worst, joined, pair, period, micro_batches)
+                        hold = max(hold, far)
                     new_steady = max(steady[rest], hold)
                     new_tail = max(tail[rest], table.tail[v, k, start, stop] - backward[rest])
                     new_overflow = overflow[rest] + table.overflow[v, k, start, stop]
@@ -296,8 +314,8 @@ def look_ahead(
                     if reached < value[here]:
                         value[here], total[here], steady[here] = reached, new_total, new_steady
                         slowest[here] = max(slowest[rest], busy)
-                        excess[here], length[here] = run, count
+                        excess[here], length[here], edge[here] = run, count, busy + hop
                         back = table.backward[v, k, start, stop] + hop / 2.0
                         backward[here], tail[here] = backward[rest] + back, new_tail
                         overflow[here], stages[here] = new_overflow, stages[rest] + 1
-    return Rest(total, slowest, steady, excess, length, backward, tail, stages, overflow)
+    return Rest(total, slowest, steady, excess, length, edge, backward, tail, stages, overflow)

@@ -48,6 +48,7 @@ class Progress:
         steady: Seconds of the steady state (see `outlook`).
         excess: Of the worst run of stages that begins at the one decided last.
         length: Stages of that run.
+        edge: Seconds of the stage decided last.
         tail: Longest tail beyond the backward of the stages so far.
         overflow: Sum of shares by which stages exceed their memory.
     """
@@ -60,6 +61,7 @@ class Progress:
     steady: float = 0.0
     excess: float = 0.0
     length: float = 0.0
+    edge: float = 0.0
     tail: float = 0.0
     overflow: float = 0.0
 

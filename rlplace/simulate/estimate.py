@@ -14,9 +14,30 @@ from rlplace.plan import schedules
 from rlplace.plan.check import check
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.simulate.stages import StageCost, boundaries, stage_cost
-from rlplace.simulate.timeline import Ints, Orders, Times, orders, simulate
+from rlplace.simulate.timeline import Floats, Ints, Orders, Times, orders, simulate
 from rlplace.simulate.types import Estimate, Event, MemoryUse, StageEstimate, Timeline
 from rlplace.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """Seconds at which a lane's last action ends, its reduction ends, its optimizer runs."""
+
+    last: float
+    reduced: float
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A simulated step: costs by stage, and what happens when on each lane."""
+
+    costs: list[StageCost]
+    lanes: tuple[Mesh, ...]
+    order: Orders
+    times: Times
+    tails: list[_Tail]
 
 
 @dataclass
@@ -40,13 +61,9 @@ class Estimator:
     def estimate(self, plan: Plan) -> Estimate:
         """The estimate of a legal plan (legality is not checked here)."""
         self.evaluations += 1
-        costs = [self._stage(stage, plan.micro_batches) for stage in plan.stages]
-        lanes = schedules.lanes(plan)
-        order = self._order(plan, lanes)
-        times = self._times(plan, costs, lanes, order)
-        ends = self._lane_ends(plan, costs, lanes, order, times)
-        step_time = max(end for _, end in ends)
-        memory = self._memory(plan, costs)
+        run = self._run(plan)
+        step_time = max(tail.end for tail in run.tails)
+        memory = self._memory(plan, run.costs)
         reasons = self._reasons(memory)
         batch, graph = self.instance.global_batch, self.instance.graph
         return Estimate(
@@ -54,7 +71,7 @@ class Estimator:
             peak_memory=tuple(use.total for use in memory),
             feasible=not reasons,
             reasons=reasons,
-            stages=self._breakdown(plan, costs, lanes, step_time),
+            stages=self._breakdown(plan, run, step_time),
             memory=memory,
             tokens_per_s=batch * graph.tokens_per_sample / step_time,
             mfu=graph.model_flops(batch) / step_time / self._peak(),
@@ -62,26 +79,35 @@ class Estimator:
 
     def timeline(self, plan: Plan) -> Timeline:
         """The predicted events of one step, for pictures and traces."""
-        costs = [self._stage(stage, plan.micro_batches) for stage in plan.stages]
-        lanes = schedules.lanes(plan)
-        order = self._order(plan, lanes)
-        times = self._times(plan, costs, lanes, order)
-        ends = self._lane_ends(plan, costs, lanes, order, times)
+        run = self._run(plan)
+        order, times = run.order, run.times
         events: list[Event] = []
-        for index, mesh in enumerate(lanes):
+        for index, (mesh, tail) in enumerate(zip(run.lanes, run.tails, strict=True)):
             rows = range(order.first[index], order.first[index + 1])
-            last = max(float(times.end[row]) for row in rows)
             for device in mesh.devices:
                 for row in rows:
                     kind = "B" if order.backward[row] else "F"
                     stage, micro_batch = int(order.stage[row]), int(order.micro_batch[row])
                     start, end = float(times.start[row]), float(times.end[row])
                     events.append(Event(device, kind, stage, micro_batch, start, end))
-                reduced, done = ends[index]
                 stage = int(order.stage[order.first[index]])
-                events.append(Event(device, "reduce", stage, 0, last, reduced))
-                events.append(Event(device, "optimizer", stage, 0, reduced, done))
+                events.append(Event(device, "reduce", stage, 0, tail.last, tail.reduced))
+                events.append(Event(device, "optimizer", stage, 0, tail.begin, tail.end))
         return Timeline(tuple(events), "predicted")
+
+    def _run(self, plan: Plan) -> _Run:
+        """Simulate one step."""
+        costs = [self._stage(stage, plan.micro_batches) for stage in plan.stages]
+        lanes = schedules.lanes(plan)
+        order, cores = self._order(plan, lanes), self._cores(lanes)
+        forward = np.array([cost.forward for cost in costs])
+        backward = np.array([cost.backward for cost in costs])
+        transfer = np.array([self._transfer(plan, cut) for cut in range(1, len(costs))])
+        times = simulate(order, forward, backward, transfer, cores)
+        tails = self._tails(
+            plan, costs, lanes, np.maximum.reduceat(times.end, order.first[:-1]), cores
+        )
+        return _Run(costs, lanes, order, times, tails)
 
     def _stage(self, stage: Stage, micro_batches: int) -> StageCost:
         key = (stage, micro_batches)
@@ -97,14 +123,6 @@ class Estimator:
         if key not in self._orders:
             self._orders[key] = orders(schedules.actions(plan))
         return self._orders[key]
-
-    def _times(
-        self, plan: Plan, costs: list[StageCost], lanes: tuple[Mesh, ...], order: Orders
-    ) -> Times:
-        forward = np.array([cost.forward for cost in costs])
-        backward = np.array([cost.backward for cost in costs])
-        transfer = np.array([self._transfer(plan, cut) for cut in range(1, len(costs))])
-        return simulate(order, forward, backward, transfer, self._cores(lanes))
 
     def _transfer(self, plan: Plan, cut: int) -> float:
         """Seconds of one micro-batch from stage `cut - 1` to stage `cut`."""
@@ -128,23 +146,28 @@ class Estimator:
                     label = [other if value == mine else value for value in label]
         return np.array(label, np.int64)
 
-    def _lane_ends(
+    def _tails(
         self,
         plan: Plan,
         costs: list[StageCost],
         lanes: tuple[Mesh, ...],
-        order: Orders,
-        times: Times,
-    ) -> list[tuple[float, float]]:
-        """(end of gradient reduction, end of the optimizer step) of each lane."""
+        last: Floats,
+        cores: Ints,
+    ) -> list[_Tail]:
+        """What follows the last action of each lane; optimizers on one core take turns."""
         tied = self._tied_seconds(plan)
-        ends = []
-        for index, mesh in enumerate(lanes):
-            own = [i for i, stage in enumerate(plan.stages) if stage.mesh == mesh]
-            last = float(times.end[order.first[index] : order.first[index + 1]].max())
-            reduced = last + sum(costs[i].exposed_reduce for i in own) + tied
-            ends.append((reduced, reduced + sum(costs[i].optimizer for i in own)))
-        return ends
+        ends: list[tuple[int, float]] = list(zip(cores.tolist(), last.tolist(), strict=True))
+        free: dict[int, float] = {}
+        for core, end in ends:
+            free[core] = max(free.get(core, 0.0), end)
+        tails = []
+        for mesh, (core, end) in zip(lanes, ends, strict=True):
+            own = [c for c, stage in zip(costs, plan.stages, strict=True) if stage.mesh == mesh]
+            reduced = end + sum(cost.exposed_reduce for cost in own) + tied
+            begin = max(reduced, free[core])
+            free[core] = begin + sum(cost.optimizer for cost in own)
+            tails.append(_Tail(end, reduced, begin, free[core]))
+        return tails
 
     def _tied_seconds(self, plan: Plan) -> float:
         """Seconds to sum the gradients of parameters that several stages use."""
@@ -194,17 +217,15 @@ class Estimator:
                 )
         return tuple(found)
 
-    def _breakdown(
-        self, plan: Plan, costs: list[StageCost], lanes: tuple[Mesh, ...], step_time: float
-    ) -> tuple[StageEstimate, ...]:
-        count = plan.micro_batches
+    def _breakdown(self, plan: Plan, run: _Run, step_time: float) -> tuple[StageEstimate, ...]:
+        count, costs = plan.micro_batches, run.costs
         busy = {
             mesh: sum(
                 count * (cost.forward + cost.backward) + cost.exposed_reduce + cost.optimizer
                 for stage, cost in zip(plan.stages, costs, strict=True)
                 if stage.mesh == mesh
             )
-            for mesh in lanes
+            for mesh in run.lanes
         }
         found = []
         for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):

@@ -36,7 +36,7 @@ ROUGH, FINE = 12, 48
 #: Longest pipeline, at the first look and afterwards.
 _ROUGH_DEPTH, _DEPTH = 8, 16
 #: Times that the period of the steady state is guessed anew.
-_GUESSES = 3
+_GUESSES = 2
 #: Bytes of stage tables that an instance keeps.
 _KEPT_BYTES = 96 * 2**20
 #: What an overflow of the whole limit costs, in bounds.

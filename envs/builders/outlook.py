@@ -205,6 +205,7 @@ def look_behind(
     value, total = np.full(shape, np.inf), np.zeros(shape)
     steady, excess, overflow = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
     length, edge = np.zeros(shape, np.int64), np.zeros(shape)
+    tail = np.zeros(shape)
     root = (0, places, cuts - 1)
     value[root], excess[root] = 0.0, 0.0
     best, found = np.inf, period
@@ -228,7 +229,9 @@ def look_behind(
                     hold = _holds(busy, run, count, pair, period, micro_batches)
                     new_steady = max(steady[here], hold)
                     new_overflow = overflow[here] + table.overflow[v, k, start, stop]
-                    reached = new_total + max((micro_batches - 1) * period, new_steady)
+                    back = table.backward[v, k, start, stop] + hop / 2.0
+                    new_tail = max(table.tail[v, k, start, stop], tail[here] - back)
+                    reached = new_total + max((micro_batches - 1) * period, new_steady) + new_tail
                     if new_overflow > 0.0:
                         reached += penalty * (1.0 + new_overflow)
                     if start == 0 and reached < best:
@@ -238,7 +241,7 @@ def look_behind(
                     if reached < value[there]:
                         value[there], total[there], steady[there] = reached, new_total, new_steady
                         excess[there], length[there], edge[there] = run, count, busy
-                        overflow[there] = new_overflow
+                        overflow[there], tail[there] = new_overflow, new_tail
     return Behind(excess, length, edge, found)
 
 

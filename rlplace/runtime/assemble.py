@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from rlplace.errors import InputError, nearest_names
+from rlplace.graph.types import Placement
 from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import Mesh, Plan
 from rlplace.runtime.boundary import TensorSpec, borders, specs, stage_of
+from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.measure import Recorder
-from rlplace.runtime.model import Model
+from rlplace.runtime.model import Model, batched_inputs
 from rlplace.runtime.reduce import Reducer, Tied
+from rlplace.runtime.shard import GroupAxis
 from rlplace.runtime.split import StageModule, split
 from rlplace.runtime.step import Border, Interpreter
 from rlplace.runtime.transfer import Channel, check_cuttable, messages
@@ -37,6 +40,8 @@ class Assembly:
         reducer: Sums its gradients.
         optimizer: Of its trained parameters.
         channels: Of its borders, both directions.
+        axis: Its tp axis, if it has one.
+        placements: How its states are held on that axis.
     """
 
     recorder: Recorder
@@ -47,6 +52,8 @@ class Assembly:
     reducer: Reducer | None = None
     optimizer: torch.optim.Optimizer | None = None
     channels: list[Channel] = field(default_factory=list)
+    axis: CountedAxis | None = None
+    placements: dict[str, Placement] = field(default_factory=dict)
 
     def params(self) -> dict[str, nn.Parameter]:
         """Parameters of this rank by fully qualified name."""
@@ -75,7 +82,7 @@ def assemble(
         overlap: Reduce gradients while backward runs.
         bucket_bytes: Gradients that are reduced together.
     """
-    groups = _groups(world, plan)
+    replicas, axes = _groups(world, plan)
     tied = {name: world.group(ranks) for name, ranks in shared_params(plan, model)}
     assembly = Assembly(Recorder(world.rank, world.device))
     mesh = next((mesh for mesh in lanes(plan) if world.rank in mesh.devices), None)
@@ -83,16 +90,30 @@ def assemble(
         return assembly
     assembly.seed = 1 + min(mesh.devices) + mesh.devices.index(world.rank) // mesh.tp
     assembly.replica = mesh.devices.index(world.rank) // mesh.tp
-    assembly.stages = _stages(world, plan, model, mesh)
+    if world.rank in axes:
+        assembly.axis = CountedAxis(GroupAxis(axes[world.rank]))
+    states = LocalStates(model.states(), world.device, assembly.axis)
+    assembly.stages = {
+        index: split(
+            model.program, model.graph, plan, index, states, str(world.device), assembly.axis
+        )
+        for index, stage in enumerate(plan.stages)
+        if stage.mesh == mesh
+    }
+    assembly.placements = states.placements
     connections = _connections(world, plan, model)
     assembly.channels = [c for b in connections.values() for c in (b.forward, b.backward)]
     order, uses = _backward_order(assembly.stages)
     params = assembly.params()
-    ties = [_tie(params[name], group, mesh) for name, group in tied.items() if name in params]
+    ties = [
+        _tie(params[name], name, group, states, assembly.axis)
+        for name, group in tied.items()
+        if name in params
+    ]
     assembly.reducer = Reducer(
         [params[name] for name in order],
         [uses[name] for name in order],
-        groups.get(world.rank),
+        replicas.get(world.rank),
         ties,
         overlap=overlap,
         bucket_bytes=bucket_bytes,
@@ -105,7 +126,7 @@ def assemble(
         actions(plan)[lanes(plan).index(mesh)],
         assembly.stages,
         connections,
-        model.batched(),
+        batched_inputs(model.program),
         assembly.reducer,
         assembly.optimizer,
         assembly.recorder,
@@ -151,36 +172,17 @@ def shared_params(plan: Plan, model: Model) -> list[tuple[str, tuple[int, ...]]]
     ]
 
 
-def _groups(world: World, plan: Plan) -> dict[int, Any]:
-    """The dp group of each rank; every rank makes all groups, in the same order."""
-    found: dict[int, Any] = {}
+def _groups(world: World, plan: Plan) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The dp and the tp group of each rank; every rank makes all groups, in the same order."""
+    replicas: dict[int, Any] = {}
+    axes: dict[int, Any] = {}
     for mesh in lanes(plan):
         for members in mesh.dp_groups() if mesh.dp > 1 else ():
-            found.update(dict.fromkeys(members, world.group(members)))
+            replicas.update(dict.fromkeys(members, world.group(members)))
+        for members in mesh.tp_groups() if mesh.tp > 1 else ():
+            axes.update(dict.fromkeys(members, world.group(members)))
     world.direction(backward=True)
-    return found
-
-
-def _stages(world: World, plan: Plan, model: Model, mesh: Mesh) -> dict[int, StageModule]:
-    own = [index for index, stage in enumerate(plan.stages) if stage.mesh == mesh]
-    needed = {
-        name
-        for index in own
-        for group in model.graph.groups[plan.stages[index].start : plan.stages[index].stop]
-        for name in group.params
-    }
-    states = {}
-    for name, tensor in model.states().items():
-        if name in needed or not isinstance(tensor, nn.Parameter):
-            states[name] = _placed(tensor, world.device)
-    device = str(world.device)
-    return {i: split(model.program, model.graph, plan, i, states, device) for i in own}
-
-
-def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(tensor.detach().to(device), requires_grad=tensor.requires_grad)
-    return tensor.to(device)
+    return replicas, axes
 
 
 def _connections(world: World, plan: Plan, model: Model) -> dict[int, Border]:
@@ -237,5 +239,10 @@ def _backward_order(stages: dict[int, StageModule]) -> tuple[list[str], dict[str
     return list(uses), uses
 
 
-def _tie(param: nn.Parameter, group: Any, mesh: Mesh) -> Tied:
-    return Tied(param, group, tuple(param.shape), share=1.0 / mesh.tp)
+def _tie(
+    param: nn.Parameter, name: str, group: Any, states: LocalStates, axis: CountedAxis | None
+) -> Tied:
+    placement = states.placements[name]
+    if axis is None:
+        return Tied(param, group, states.shape(name), placement)
+    return Tied(param, group, states.shape(name), placement, axis.rank, axis.size)

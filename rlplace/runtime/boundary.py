@@ -109,14 +109,13 @@ def specs(program: Program, nodes: list[fx.Node]) -> tuple[TensorSpec, ...]:
     Raises:
         InputError: If a node makes something that is neither a tensor nor a number.
     """
-    needs = _needs_gradient(program)
+    needs = needs_gradient(program)
     found = []
     for node in nodes:
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             sizes = tuple(size_of(size, node.name) for size in value.shape)
-            grad = node.name in needs and value.dtype.is_floating_point
-            found.append(TensorSpec(node.name, sizes, value.dtype, grad))
+            found.append(TensorSpec(node.name, sizes, value.dtype, node.name in needs))
         elif not isinstance(value, int | torch.SymInt):
             rule = f"{node.name} is a {type(value).__name__}; only tensors and sizes cross stages"
             raise InputError("plan.stages", node.name, rule)
@@ -132,10 +131,12 @@ def numbers(nodes: list[fx.Node]) -> dict[str, Size]:
     }
 
 
-def _needs_gradient(program: Program) -> set[str]:
-    """Nodes that depend on a trainable parameter."""
+def needs_gradient(program: Program) -> set[str]:
+    """Float nodes, and states, that depend on a trainable parameter or are one."""
     needs = {name for name, target in program.states.items() if target in program.trainable}
     for node in program.exported.graph.nodes:
-        if any(source.name in needs for source in node.all_input_nodes):
+        value = node.meta.get("val")
+        floats = not isinstance(value, torch.Tensor) or value.dtype.is_floating_point
+        if floats and any(source.name in needs for source in node.all_input_nodes):
             needs.add(node.name)
     return needs

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlplace.graph.types import Placement
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.measure import Measurement, merge
 from rlplace.runtime.memory import tensor_bytes
+from rlplace.runtime.shard import unshard
 from rlplace.runtime.world import World
 from rlplace.simulate.types import Event, MemoryUse
 
@@ -80,21 +82,38 @@ def memory_use(assembly: Assembly, activations: int) -> MemoryUse:
 
 def traffic_of(assembly: Assembly) -> dict[str, int]:
     """Bytes that this rank gave to each kind of communication so far."""
-    sent = sum(channel.bytes_sent for channel in assembly.channels)
-    reduced = assembly.reducer.bytes_reduced if assembly.reducer is not None else 0
-    return {"all_reduce": reduced, "p2p": sent}
+    traffic = Counter({"p2p": sum(channel.bytes_sent for channel in assembly.channels)})
+    traffic["all_reduce"] = assembly.reducer.bytes_reduced if assembly.reducer is not None else 0
+    if assembly.axis is not None:
+        traffic.update(assembly.axis.traffic)
+    return dict(traffic)
 
 
 def full_tensors(world: World, assembly: Assembly) -> dict[str, torch.Tensor]:
     """Gradients, weights and buffers of the whole model, on rank 0; empty on the others."""
-    own: dict[str, torch.Tensor] = {}
-    if assembly.replica == 0:
-        for name, param in assembly.params().items():
-            own[f"weight/{name}"] = param.detach().cpu()
-            if param.grad is not None:
-                own[f"gradient/{name}"] = param.grad.cpu().clone()
-        for name, buffer in assembly.buffers().items():
-            own[f"buffer/{name}"] = buffer.detach().cpu()
     every: list[Any] | None = [None] * world.size if world.rank == 0 else None
-    dist.gather_object(own, every)
-    return {name: tensor for part in every or [] for name, tensor in part.items()}
+    dist.gather_object(_shards(assembly) if assembly.replica == 0 else {}, every)
+    found: dict[tuple[str, int], dict[int, tuple[torch.Tensor, Placement]]] = {}
+    for part in every or []:
+        for key, (tensor, placement, lane, rank) in part.items():
+            found.setdefault((key, lane), {})[rank] = (tensor, placement)
+    whole = {}
+    for (key, _), shards in found.items():
+        tensors = [shards[rank][0] for rank in sorted(shards)]
+        whole[key] = unshard(tensors, shards[0][1])
+    return whole
+
+
+def _shards(assembly: Assembly) -> dict[str, tuple[torch.Tensor, Placement, int, int]]:
+    """What this rank holds: tensor, placement, lane and coordinate on the tp axis."""
+    own: dict[str, torch.Tensor] = {}
+    for name, param in assembly.params().items():
+        own[f"weight/{name}"] = param.detach()
+        if param.grad is not None:
+            own[f"gradient/{name}"] = param.grad
+    own |= {f"buffer/{name}": buffer for name, buffer in assembly.buffers().items()}
+    lane, rank = min(assembly.stages, default=-1), assembly.axis.rank if assembly.axis else 0
+    return {
+        key: (tensor.cpu().clone(), assembly.placements[key.partition("/")[2]], lane, rank)
+        for key, tensor in own.items()
+    }

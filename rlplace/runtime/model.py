@@ -37,35 +37,36 @@ class Model:
         }
         return constants | dict(self.module.named_buffers()) | dict(self.module.named_parameters())
 
-    def batched(self) -> frozenset[str]:
-        """User inputs whose dim 0 is the batch."""
-        values = {n.name: n.meta.get("val") for n in self.program.exported.graph.nodes}
-        tensors = {name: values[name] for name in self.program.inputs}
-        return frozenset(
-            name
-            for name, value in tensors.items()
-            if isinstance(value, torch.Tensor)
-            and value.ndim
-            and isinstance(value.shape[0], torch.SymInt)
-        )
 
-    def inputs(self, batch: Batch, samples: int) -> dict[str, Any]:
-        """A batch as user inputs by placeholder.
+def batched_inputs(program: Program) -> frozenset[str]:
+    """User inputs whose dim 0 is the batch."""
+    values = {node.name: node.meta.get("val") for node in program.exported.graph.nodes}
+    return frozenset(
+        name
+        for name in program.inputs
+        if isinstance(value := values[name], torch.Tensor)
+        and value.ndim
+        and isinstance(value.shape[0], torch.SymInt)
+    )
 
-        Raises:
-            InputError: If the batch does not have the model's inputs, or another size.
-        """
-        args, kwargs = call_of(batch)
-        try:
-            flat = self.program.unflatten(args, kwargs)
-        except ValueError as error:
-            raise InputError("data", sorted(kwargs) or len(args), str(error)) from error
-        values = dict(zip(self.program.inputs, flat, strict=True))
-        for name in sorted(self.batched()):
-            if values[name].shape[0] != samples:
-                rule = f"input {name} must have the plan's global batch"
-                raise InputError("data", values[name].shape[0], rule, samples)
-        return values
+
+def user_inputs(program: Program, batch: Batch, samples: int) -> dict[str, Any]:
+    """A batch as user inputs by placeholder.
+
+    Raises:
+        InputError: If the batch does not have the model's inputs, or another size.
+    """
+    args, kwargs = call_of(batch)
+    try:
+        flat = program.unflatten(args, kwargs)
+    except ValueError as error:
+        raise InputError("data", sorted(kwargs) or len(args), str(error)) from error
+    values = dict(zip(program.inputs, flat, strict=True))
+    for name in sorted(batched_inputs(program)):
+        if values[name].shape[0] != samples:
+            rule = f"input {name} must have the plan's global batch"
+            raise InputError("data", values[name].shape[0], rule, samples)
+    return values
 
 
 def load_model(

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rlplace.graph.types import Placement, Shard
+
 BUCKET_BYTES = 25_000_000
 
 
@@ -25,15 +27,16 @@ class Tied:
         param: This rank's copy, or its shard.
         group: Process group of all ranks that hold a part of it.
         shape: Shape of the whole parameter.
-        window: (dim, start) of this rank's shard, or None where it holds the whole.
-        share: What this rank's gradient counts: 1 / tp where every tp rank has the same one.
+        placement: How it is held on the tp axis of this rank.
+        rank, size: Coordinate and size of that axis.
     """
 
     param: nn.Parameter
     group: Any
     shape: tuple[int, ...]
-    window: tuple[int, int] | None = None
-    share: float = 1.0
+    placement: Placement
+    rank: int = 0
+    size: int = 1
 
 
 class Bucket:
@@ -113,8 +116,8 @@ class Reducer:
             work.wait()
         self._works.clear()
         for one, whole in zip(self._tied, wholes, strict=True):
-            assert one.param.grad is not None
-            one.param.grad.copy_(_window(whole, one))
+            part, grad = _aligned(whole, one)
+            grad.copy_(part)
 
     def _ready(self, param: torch.Tensor) -> None:
         if not self._armed:
@@ -139,17 +142,24 @@ class Reducer:
         grad = one.param.grad
         assert grad is not None
         whole = torch.zeros(one.shape, dtype=grad.dtype, device=grad.device)
-        _window(whole, one).add_(grad, alpha=one.share)
+        part, own = _aligned(whole, one)
+        # A replicated gradient is the same on every tp rank, and counts once.
+        part.add_(own, alpha=1.0 if isinstance(one.placement, Shard) else 1.0 / one.size)
         self._works.append(dist.all_reduce(whole, group=one.group, async_op=True))
         self.bytes_reduced += whole.numel() * whole.element_size()
         return whole
 
 
-def _window(whole: torch.Tensor, one: Tied) -> torch.Tensor:
-    if one.window is None:
-        return whole
-    dim, start = one.window
-    return whole.narrow(dim, start, one.param.shape[dim])
+def _aligned(whole: torch.Tensor, one: Tied) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of the whole as a view, and its gradient in the same shape."""
+    grad = one.param.grad
+    assert grad is not None
+    if not isinstance(one.placement, Shard):
+        return whole, grad
+    dim, blocks = one.placement.dim, one.placement.blocks
+    before, after = one.shape[:dim], one.shape[dim + 1 :]
+    runs = whole.view(*before, blocks, one.size, -1, *after)
+    return runs.select(dim + 1, one.rank), grad.view(*before, blocks, -1, *after)
 
 
 def _cut(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlplace.errors import InputError
+from rlplace.graph.axis import Axis, use_axis
 from rlplace.graph.program import Piece, Program, extract, prologue_of
-from rlplace.graph.types import OpGraph
+from rlplace.graph.types import OpGraph, Placement, Replicate
 from rlplace.plan.types import Plan
-from rlplace.runtime.boundary import borders, numbers, stage_of
+from rlplace.runtime.boundary import borders, needs_gradient, numbers, stage_of
+from rlplace.runtime.local import LocalStates, localized
 
 Values = dict[str, Any]
 
@@ -29,6 +31,7 @@ class Part:
         recompute: Run the forward again in the backward pass instead of keeping what it saves.
         written: Positions of `states` that the piece writes into (running statistics).
         drop: Values that nothing reads after this part.
+        axis: The tp axis of its collectives.
     """
 
     piece: Piece
@@ -36,6 +39,7 @@ class Part:
     recompute: bool = False
     written: tuple[int, ...] = ()
     drop: tuple[str, ...] = ()
+    axis: Axis | None = None
 
     def __call__(self, values: Values, hold: Callable[[torch.Tensor], object]) -> None:
         """Run on the values of a micro-batch and add what the piece makes.
@@ -50,7 +54,7 @@ class Part:
             kept = [hold(value) for value in arguments if isinstance(value, torch.Tensor)]
             results = checkpoint(self._twice(kept), *arguments, use_reentrant=False)
         else:
-            results = self.piece.module(*self.states, *arguments)
+            results = self._run(self.states, arguments)
         for name in self.drop:
             values.pop(name, None)
         values.update(zip(self.piece.writes, results, strict=True))
@@ -67,9 +71,15 @@ class Part:
                 for position in self.written:
                     states[position] = states[position].clone()
             runs += 1
-            return self.piece.module(*states, *arguments)
+            return self._run(states, arguments)
 
         return run
+
+    def _run(self, states: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Any:
+        if self.axis is None:
+            return self.piece.module(*states, *arguments)
+        with use_axis(self.axis):
+            return self.piece.module(*states, *arguments)
 
 
 class StageModule(nn.Module):
@@ -139,8 +149,9 @@ def split(
     graph: OpGraph,
     plan: Plan,
     index: int,
-    states: Mapping[str, torch.Tensor],
+    states: LocalStates,
     device: str = "cpu",
+    axis: Axis | None = None,
 ) -> StageModule:
     """The module of stage `index`.
 
@@ -149,8 +160,9 @@ def split(
         graph: Its groups.
         plan: The plan.
         index: Which stage.
-        states: Every parameter, buffer and constant by fully qualified name, on `device`.
+        states: Parameters, buffers and constants of this rank.
         device: Where the stage runs.
+        axis: The tp axis of its mesh, where that has more than one device.
     """
     stage = plan.stages[index]
     crossing = borders(program, stage_of(graph, plan), len(plan.stages))
@@ -161,14 +173,17 @@ def split(
         if index + 1 < len(plan.stages)
         else [program.outputs[0]]
     )
-    pieces = [
-        protected(extract(program, group.ops, device=device))
-        for group in graph.groups[stage.start : stage.stop]
-    ]
-    recompute = [choice.recompute == "full" for choice in stage.choices]
-    prologue = _prologue(program, pieces, device)
-    parts = [_part(piece, states) for piece in ([prologue] if prologue else [])]
-    parts += [_part(piece, states, again) for piece, again in zip(pieces, recompute, strict=True)]
+    grads = needs_gradient(program)
+    parts = []
+    for group, choice in zip(graph.groups[stage.start : stage.stop], stage.choices, strict=True):
+        piece = protected(extract(program, group.ops, device=device))
+        legal = graph.structure(group.index).layouts_at(stage.mesh.tp)
+        layout = next(layout for layout in legal if layout.name == choice.layout)
+        local, placements = localized(piece, layout, grads)
+        parts.append(_part(piece, local, placements, states, choice.recompute == "full", axis))
+    prologue = _prologue(program, [part.piece for part in parts], device)
+    if prologue is not None:
+        parts.insert(0, _part(prologue, prologue, {}, states))
     sizes = {name: size(samples) for name, size in numbers(arriving).items()}
     return StageModule(_dropping(parts, gives), sizes, gives)
 
@@ -185,6 +200,7 @@ def protected(piece: Piece) -> Piece:
         body = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(body):
             copy = graph.call_function(torch.ops.aten.clone.default, (source,))
+            copy.meta = dict(source.meta)
         source.replace_all_uses_with(copy, delete_user_cb=lambda user, own=copy: user is not own)
     piece.module.recompile()
     return piece
@@ -215,11 +231,19 @@ def _base(node: fx.Node) -> fx.Node:
     return node
 
 
-def _part(piece: Piece, states: Mapping[str, torch.Tensor], recompute: bool = False) -> Part:
+def _part(
+    piece: Piece,
+    local: Piece,
+    placements: Mapping[str, Placement],
+    states: LocalStates,
+    recompute: bool = False,
+    axis: Axis | None = None,
+) -> Part:
+    """What runs `local`, which is `piece` as one rank of the tp axis runs it."""
     written = {name for node in piece.module.graph.nodes for name in written_by(node)}
     positions = tuple(i for i, (name, _) in enumerate(piece.states) if name in written)
-    tensors = tuple(states[name] for _, name in piece.states)
-    return Part(piece, tensors, recompute, positions)
+    tensors = tuple(states.get(n, placements.get(n, Replicate())) for _, n in piece.states)
+    return Part(local, tensors, recompute, positions, axis=axis)
 
 
 def _prologue(program: Program, pieces: Iterable[Piece], device: str) -> Piece | None:
@@ -236,7 +260,7 @@ def _dropping(parts: Sequence[Part], gives: Sequence[str]) -> list[Part]:
     for part in reversed(parts):
         names = set(part.piece.inputs) | set(part.piece.reads)
         drop = tuple(sorted(names - later))
-        result.append(Part(part.piece, part.states, part.recompute, part.written, drop))
+        result.append(replace(part, drop=drop))
         later |= names
     return result[::-1]
 

@@ -21,7 +21,7 @@ from rlplace.runtime.assemble import Assembly, OptimizerFactory, assemble, optim
 from rlplace.runtime.gather import Notes, full_tensors, measurement, memory_use, traffic_of
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.memory import ActivationTracker, resident_peak
-from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek
+from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek, user_inputs
 from rlplace.runtime.reduce import BUCKET_BYTES
 from rlplace.runtime.validate import PRECISIONS, validate
 from rlplace.runtime.world import World, join
@@ -132,13 +132,16 @@ def run(
             program=program,
         )
         validate(plan, model.graph, model.program, world.size)
-        flow = _on_device(model, batches(stream, sample, plan.global_batch), plan, dtype, world)
+        flow = _on_device(
+            model.program, batches(stream, sample, plan.global_batch), plan, dtype, world
+        )
         return model, flow, make
 
     try:
         model, flow, make = world.together(prepare)
         try:
             assembly = assemble(world, plan, model, make, options.overlap, options.bucket_bytes)
+            del model  # the ranks' own parts are all that is left of it
             torch.manual_seed(options.seed + assembly.seed)
             return _train(world, plan, assembly, flow, options, on_step)
         except Exception as error:
@@ -197,11 +200,11 @@ def _timed_step(
 
 
 def _on_device(
-    model: Model, stream: Iterator[Batch], plan: Plan, dtype: torch.dtype, world: World
+    program: Program, stream: Iterator[Batch], plan: Plan, dtype: torch.dtype, world: World
 ) -> Iterator[dict[str, Any]]:
     """The batches as user inputs on this rank's device."""
     for batch in stream:
-        values = model.inputs(cast(batch, dtype), plan.global_batch)
+        values = user_inputs(program, cast(batch, dtype), plan.global_batch)
         yield {
             name: value.to(world.device) if isinstance(value, torch.Tensor) else value
             for name, value in values.items()

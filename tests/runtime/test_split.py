@@ -16,7 +16,8 @@ from rlplace.graph.types import OpGraph
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.runtime.boundary import borders, numbers, specs, stage_of
-from rlplace.runtime.model import Model
+from rlplace.runtime.local import LocalStates
+from rlplace.runtime.model import Model, user_inputs
 from rlplace.runtime.split import StageModule, match, protected, split
 from rlplace.runtime.validate import stand_in_cluster
 
@@ -57,7 +58,7 @@ def plan_of(graph: OpGraph, bounds: list[int], recompute: Recompute = "none") ->
 
 
 def stages_of(model: Model, plan: Plan) -> list[StageModule]:
-    states = model.states()
+    states = LocalStates(model.states(), torch.device("cpu"))
     count = len(plan.stages)
     return [split(model.program, model.graph, plan, i, states) for i in range(count)]
 
@@ -70,7 +71,7 @@ def test_stages_in_a_row_are_the_module(recompute: Recompute) -> None:
     plan = plan_of(model.graph, list(range(count + 1)), recompute)
     stages = stages_of(model, plan)
     batch = {"x": torch.randn(6, 8), "y": torch.randint(0, 4, (6,))}
-    inputs = model.inputs(batch, 6)
+    inputs = user_inputs(model.program, batch, 6)
 
     twin = Net().train()
     twin.load_state_dict(model.module.state_dict())
@@ -80,9 +81,8 @@ def test_stages_in_a_row_are_the_module(recompute: Recompute) -> None:
     for stage in stages:
         values = stage(inputs, values)
     (loss,) = values.values()
-    model.module.zero_grad()
     torch.autograd.backward(loss)
-    for name, param in model.module.named_parameters():
+    for name, param in (pair for stage in stages for pair in stage.named_parameters()):
         assert param.grad is not None
         assert torch.equal(param.grad, twin.get_parameter(name).grad), name  # type: ignore[arg-type]
     for name, buffer in model.module.named_buffers():

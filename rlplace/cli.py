@@ -189,7 +189,6 @@ def train(
     *,
     out: Path | None = None,
     track: bool = False,
-    fresh: bool = False,
     json: bool = False,
 ) -> int:
     """Train a placement policy: imitation of searched plans, then MaskablePPO.
@@ -197,17 +196,23 @@ def train(
     Interrupt it with Ctrl-C; the same command goes on from the last complete checkpoint.
 
     Args:
-        config: A YAML file; see configs/train/small.yaml for the fields.
+        config: A YAML file; see configs/train/small.yaml for the fields. The shipped configs are
+            found from any folder.
         out: Folder of the run; by default the one that the config names.
         track: Log to Weights & Biases (offline where no key is set).
-        fresh: Start anew even if the folder holds a run.
-        json: Print one JSON object at the end.
+        json: Print one JSON object at the end, and no progress.
     """
-    from rlplace.policies.train import load_config
-    from rlplace.policies.train import train as train_policy
+    from dataclasses import replace
 
-    result = train_policy(load_config(config, out=out, track=track), fresh=fresh)
-    _print(result if json else f"policy in {result['policy']}")
+    from rlplace.policies.config import TrainConfig
+    from rlplace.policies.train import train as train_policy
+    from rlplace.resources import resource
+
+    shipped = not config.exists() and config.parts[:1] == ("configs",)
+    wanted = TrainConfig.load(resource(config.as_posix()) if shipped else config)
+    wanted = replace(wanted, folder=str(out or wanted.folder), track=track or wanted.track)
+    policy = train_policy(replace(wanted, quiet=json or wanted.quiet))
+    _print({"policy": str(policy)} if json else f"the best policy is in {policy}")
     return OK
 
 

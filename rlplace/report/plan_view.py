@@ -114,11 +114,11 @@ def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float
     """Verdict, stage table and totals."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("stage", justify="right")
-    table.add_column("groups", overflow="fold", min_width=18)
+    table.add_column("groups", overflow="fold", min_width=14)
     for name in ("devices", "mesh", "layout"):
         table.add_column(name, no_wrap=True)
-    for name in ("GiB", "%", "fwd+bwd ms", "idle %"):
-        table.add_column(name, justify="right", no_wrap=name != "fwd+bwd ms")
+    for name in ("GiB", "%", "fwd+\nbwd ms", "idle\n%"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in stage_rows(instance, plan, estimate):
         table.add_row(
             str(row.stage),

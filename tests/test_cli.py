@@ -1,0 +1,155 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlplace.cli import BAD_INPUT, COMMANDS, NOTHING_FITS, OK, main
+
+OWN_MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+    def forward(self, x, y):
+        return (self.layers(x) - y).pow(2).mean()
+
+
+class Branchy(Net):
+    def forward(self, x, y):
+        if x.sum() > 0:
+            return super().forward(x, y)
+        return y.sum()
+
+
+def make():
+    return Net(), {"x": torch.randn(4, 64), "y": torch.randn(4, 64)}
+
+
+def branchy():
+    return Branchy(), {"x": torch.randn(4, 64), "y": torch.randn(4, 64)}
+
+
+def wrong():
+    return Net()
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_MODEL)
+    return path
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_plan_prints_one_json_object_with_the_public_names(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    arguments = ["plan", "gpt2", "2x4xA100-40", "--global-batch", 32, "--seq-len", 256]
+    assert call(*arguments, "--out", out, "--picture", picture, "--json") == OK
+    found = json.loads(capsys.readouterr().out)
+    for name in ("step_time", "peak_memory", "tokens_per_s", "mfu", "bound", "gap"):
+        assert found[name] > 0.0
+    assert found["feasible"] is True
+    assert found["plan_seconds"] > 0.0
+    assert found["planner"] in found["alternatives"]
+    assert sum(int(row["groups"].split(":")[0]) for row in found["stages"]) >= 20
+    assert json.loads(out.read_text())["format"] == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_prints_verdict_table_and_alternatives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("plan", "gpt2", "4xA100-40", "--global-batch", 32, "--seq-len", 256) == OK
+    text = capsys.readouterr().out
+    for words in ("fits", "stage", "GiB", "idle", "MFU", "bound", "gap", "grid", "policy"):
+        assert words in text
+
+
+def test_plan_of_a_users_own_function(capsys: pytest.CaptureFixture[str], own_model: Path) -> None:
+    assert call("plan", f"{own_model}:make", "2xT4", "--global-batch", 64, "--json") == OK
+    assert json.loads(capsys.readouterr().out)["model"].endswith(":make")
+
+
+def test_nothing_fits_exits_with_two_and_says_what_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = call("plan", "llama-2-7b", "1xA100-80", "--global-batch", 8, "--seq-len", 512)
+    assert code == NOTHING_FITS
+    assert "would fit" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "lama-3-8b", "8xA100-80", "--global-batch", 8], "llama-3-8b"),
+        (["plan", "gpt2", "8xA100-8", "--global-batch", 8], "A100-80"),
+        (["plan", "gpt2", "8xA100-80", "--global-batch", 0], "at least 1"),
+        (["plan", "gpt2", "nowhere.yaml", "--global-batch", 8], "nowhere.yaml"),
+        (["plan", "gpt2", "8xA100-80", "--global-batch", 8, "--policy", "nowhere"], "policy"),
+        (["run", "nowhere.json"], "cannot be read"),
+        (["train", "nowhere.yaml"], "nowhere.yaml"),
+        (["eval", "--suite", "held-in"], "held-out"),
+        (["discover", "--ranks", 0], "ranks"),
+    ],
+)
+def test_bad_input_exits_with_one_and_names_the_nearest_legal_value(
+    arguments: list[object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == BAD_INPUT
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("branchy", "own.py:17"),
+        ("wrong", "returns (module, dict"),
+        ("mak", "make"),
+    ],
+)
+def test_bad_models_of_a_user(
+    function: str, words: str, own_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("plan", f"{own_model}:{function}", "2xT4", "--global-batch", 8) == BAD_INPUT
+    assert words in "".join(capsys.readouterr().err.split("\n"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "--json" in text
+    assert len(text) > 400
+
+
+def test_planning_from_the_cache_imports_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys\n"
+        "from rlplace.cli import main\n"
+        "try:\n"
+        "    main(['plan', 'gpt2', '4xA100-40', '--global-batch', '8', '--json'])\n"
+        "except SystemExit as ended:\n"
+        "    assert ended.code == 0\n"
+        "heavy = {'torch', 'wandb', 'matplotlib', 'transformers', 'torch_geometric'}\n"
+        "print('loaded', sorted(heavy & set(sys.modules)))\n"
+    )
+    call("plan", "gpt2", "4xA100-40", "--global-batch", 8, "--json")  # fills the cache
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().endswith("loaded []"), done.stderr

@@ -250,8 +250,8 @@ def _edges(drafts: Sequence[_Draft]) -> tuple[Edge, ...]:
 
 def _names(drafts: Sequence[_Draft]) -> list[str]:
     """What the working ops of a group have in common of their module paths, made unique."""
-    paths = [_common_path(draft) for draft in drafts]
-    while len({path[:1] for path in map(tuple, paths)}) == 1 and all(len(p) > 1 for p in paths):
+    paths = [_common_path(draft) or [""] for draft in drafts]
+    while len({path[0] for path in paths}) == 1 and all(_can_drop_first(path) for path in paths):
         paths = [path[1:] for path in paths]
     names: list[str] = []
     for path in paths:
@@ -259,6 +259,11 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
         again = sum(n == name or n.startswith(f"{name}#") for n in names)
         names.append(f"{name}#{again + 1}" if again else name)
     return names
+
+
+def _can_drop_first(path: Sequence[str]) -> bool:
+    """Whether a path still says what it is without its first part (``3`` alone does not)."""
+    return len(path) > 1 and not path[1].isdigit()
 
 
 def _common_path(draft: _Draft) -> list[str]:

@@ -10,7 +10,8 @@ kernel (it saves a mask of one byte an element).
 Rules of the counts, op by op as they reach the kernels:
 
 - FLOPs: a multiply and an add are two; only matmuls, convolutions and attention count. Formulas
-  are those of `torch.utils.flop_counter`, and own ones for attention and grouped matmuls.
+  are those of `torch.utils.flop_counter`, and own ones for attention, grouped matmuls and the
+  backward of grouped convolutions.
 - Traffic: an op reads each of its floating-point inputs once (of an expanded tensor what is
   stored, of a table the rows that it looks up) and writes each output once. Views, allocations
   and collectives move nothing. The backward pass is counted in the same way; the sums where a
@@ -325,7 +326,16 @@ def _grouped_mm_backward(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 4 * a.numel() * b.shape[-1]
 
 
+def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
+    """As much as forward for each gradient; torch's own formula is too high with `groups`."""
+    transposed: bool = rest[4]
+    mask: list[bool] = rest[7]
+    positions = x.numel() if transposed else grad.numel()
+    return 2 * positions * weight[0].numel() * sum(mask[:2])
+
+
 _OWN_FORMULAS: dict[str, Callable[..., int]] = {
+    "aten::convolution_backward": _conv_backward,
     "aten::_grouped_mm": _grouped_mm,
     "transformers::grouped_mm_fallback": _grouped_mm,
     "transformers::grouped_mm_fallback_backward": _grouped_mm_backward,

@@ -6,11 +6,12 @@ imported.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.cache import cache_path, load_graph, store_graph
+from rlplace.graph.models.check import check_names, check_shape
 from rlplace.graph.models.shapes import (
     FAMILIES,
     MODELS,
@@ -122,7 +123,7 @@ def spec(name: str, *, seq_len: int | None = None, **shape: Argument) -> Spec:
         shape: Fields of the family's shape that differ.
 
     Raises:
-        InputError: On an unknown name, or a field that the family does not have.
+        InputError: On an unknown name, a field that the family does not have, or an illegal value.
     """
     base = name.removesuffix(_UNTIED)
     if base in MODELS:
@@ -138,8 +139,10 @@ def spec(name: str, *, seq_len: int | None = None, **shape: Argument) -> Spec:
         changes["seq_len"] = seq_len
     if base != name:
         changes["tie_embeddings"] = False
-    _check(family, default, changes)
-    return Spec(name, family, replace(default, **changes))  # type: ignore[arg-type]
+    check_names(family, default, changes)
+    made = replace(default, **changes)  # type: ignore[arg-type]
+    check_shape(made)
+    return Spec(name, family, made)
 
 
 def build(
@@ -181,11 +184,3 @@ def _capture(wanted: Spec) -> OpGraph:
         tokens_per_sample=wanted.tokens_per_sample,
         source=wanted.source,
     )
-
-
-def _check(family: str, default: Shape, changes: dict[str, Argument]) -> None:
-    legal = {field.name: getattr(default, field.name) for field in fields(default)}
-    for name, value in changes.items():
-        if name not in legal:
-            rule = f"{family} has no such argument; it takes {', '.join(legal)}"
-            raise InputError(name, value, rule, nearest_names(name, legal))

@@ -196,8 +196,9 @@ def _slowest_link(cluster: Cluster) -> float:
 
 def _share(values: np.ndarray) -> np.ndarray:
     mean = max(float(values.mean()), _SMALL)
-    return np.maximum(_log(values, mean), -8.0)
+    return np.asarray(np.maximum(_log(values, mean), -8.0))
 
 
 def _log(values: np.ndarray, unit: float) -> np.ndarray:
-    return np.clip(np.log(np.maximum(values / max(unit, 1e-30), _SMALL)), -12.0, 12.0)
+    ratio = np.maximum(values / max(unit, 1e-30), _SMALL)
+    return np.asarray(np.clip(np.log(ratio), -12.0, 12.0))

@@ -11,14 +11,9 @@ import numpy.typing as npt
 
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.cost.collectives import point_to_point
-from rlplace.envs.builders.outlook import (
-    Rest,
-    StageTable,
-    look_ahead,
-    look_behind,
-    stage_table,
-)
+from rlplace.envs.builders.outlook import Rest, look_ahead, look_behind
 from rlplace.envs.builders.rates import Rates
+from rlplace.envs.builders.stage_table import StageTable, Ways, stage_table
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
@@ -215,17 +210,13 @@ class Desk:
 
     def _table(self, classes: Ints, count: int, cuts: Ints, depth: int) -> StageTable:
         found = [self.rates.columns(int(number), count, cuts) for number in classes]
-        stacked = {name: _stack([getattr(c, name) for c in found]) for name in _NAMES}
-        return StageTable(
-            *stage_table(
-                np.array([len(columns.forward) for columns in found]),
-                *(stacked[name] for name in _NAMES),
-                np.array([self.rates.hidden(int(number)) for number in classes]),
-                np.array([self.rates.limit(self.rates.mesh(int(n))) for n in classes]),
-                count,
-                depth,
-            )
+        ways = Ways(
+            np.array([len(columns.forward) for columns in found]),
+            np.array([self.rates.hidden(int(number)) for number in classes]),
+            np.array([self.rates.limit(self.rates.mesh(int(n))) for n in classes]),
+            *(_stack([getattr(c, name) for c in found]) for name in Ways._fields[3:]),
         )
+        return StageTable(*stage_table(ways, count, depth))
 
     def _transfers(self, line: Line, usable: Ints, cuts: Ints, micro_batch: int) -> Floats:
         """(meshes, cuts): seconds there and back over the later border of each mesh."""
@@ -237,7 +228,7 @@ class Desk:
             ]
         )
         hops = line.hops[usable]
-        return 2.0 * (hops[:, :1] + hops[:, 1:] * moved[None])
+        return np.asarray(2.0 * (hops[:, :1] + hops[:, 1:] * moved[None]))
 
     def _line(self, order: tuple[int, ...]) -> Line:
         meshes: list[Mesh] = []
@@ -284,11 +275,6 @@ class Desk:
             mesh.tp if crosses or len({cluster.devices[d].node for d in mesh.devices}) > 1 else 1
         )
         return base * copies, slope * copies / (1 if crosses else mesh.dp)
-
-
-_NAMES = (
-    "forward", "backward", "reduce", "optimizer", "static", "saved", "first_reduce", "transient",
-)  # fmt: skip
 
 
 def _stack(arrays: list[Floats]) -> Floats:

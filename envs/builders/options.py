@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,9 @@ Ints = npt.NDArray[np.int64]
 #: Cuts that are listed for each mesh, and candidates that are listed in all.
 _CUTS_A_MESH = 4
 _LISTED = 64
-_TINY, _CLIP = 1e-12, 12.0
+_TINY = 1e-12
+#: No feature is larger than this.
+FEATURE_LIMIT = 12.0
 
 #: What the columns of `Candidates.features` say. Logarithms are natural and clipped to +-12.
 FEATURE_NAMES = (
@@ -65,8 +67,8 @@ class Options:
 
     candidates: Candidates
     first: tuple[tuple[int, int], ...] = ()
-    stages: Ints | None = None
-    after: Floats | None = None
+    stages: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    after: Floats = field(default_factory=lambda: np.zeros((0, 8)))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def first_options(desk: Desk, refined: int) -> Options:
     ends = [_whole(desk.outlook(count, line, ROUGH)) for count, line in pairs]
     values = _first_rows(desk, pairs, ends).values(desk)
     for index in np.argsort(values, kind="stable")[:refined]:
-        ends[index] = _whole(desk.outlook(*pairs[index], FINE))
+        count, line = pairs[index]
+        ends[index] = _whole(desk.outlook(count, line, FINE))
     rows = _first_rows(desk, pairs, ends)
     values = rows.values(desk)
     order = np.argsort(values, kind="stable")[:MAX_CANDIDATES]
@@ -327,7 +330,7 @@ def _features(desk: Desk, rows: _Rows, values: Floats, *, first: bool) -> npt.ND
         np.log2(np.maximum(rows.depth, 1.0)) / 4.0,
         rows.idle,
     )
-    return np.clip(np.stack(columns, axis=1), -_CLIP, _CLIP).astype(np.float32)
+    return np.asarray(np.clip(np.stack(columns, axis=1), -FEATURE_LIMIT, FEATURE_LIMIT), np.float32)
 
 
 def _spans(desk: Desk, outlook: Outlook, progress: Progress, mesh_of: Ints, start_of: Ints) -> Ints:

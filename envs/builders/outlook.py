@@ -1,9 +1,8 @@
 """How well the rest of a pipeline can still turn out: a dynamic program over what is left.
 
-`stage_table` costs every stage between two cuts on every class of mesh, for every number of
-micro-batches in flight. `look_behind` finds the best way to every state from the end of the
-pipeline, `look_ahead` the best way from every state to its head. All are numba loops over plain
-arrays. The step time of a 1F1B pipeline with M micro-batches is taken as
+`look_behind` finds the best way to every state from the end of the
+pipeline, `look_ahead` the best way from every state to its head. Both are numba loops over
+plain arrays. The step time of a 1F1B pipeline with M micro-batches is taken as
 
     sum of stages and transfers + steady state + exposed tail.
 
@@ -25,28 +24,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from rlplace.envs.builders.stage_table import StageTable
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-class StageTable(NamedTuple):
-    """Stages by (class of mesh, stages behind, start cut, stop cut).
-
-    Args:
-        seconds: Forward + backward of one micro-batch, of the leanest way where nothing fits.
-        backward: Backward of one micro-batch.
-        tail: Exposed gradient reduction and optimizer.
-        overflow: Share of the limit by which the leanest way exceeds it, 0 where something fits.
-        fill: Bytes of the way that was taken over the limit.
-        way: Which way was taken.
-    """
-
-    seconds: Floats
-    backward: Floats
-    tail: Floats
-    overflow: Floats
-    fill: Floats
-    way: Ints
 
 
 class Rest(NamedTuple):
@@ -75,83 +56,6 @@ class Rest(NamedTuple):
     tail: Floats
     depth: Ints
     overflow: Floats
-
-
-@numba.njit(cache=True)
-def stage_table(
-    ways: Ints,
-    forward: Floats,
-    backward: Floats,
-    reduce: Floats,
-    optimizer: Floats,
-    static: Floats,
-    saved: Floats,
-    first_reduce: Floats,
-    transient: Floats,
-    hidden: Floats,
-    limit: Floats,
-    micro_batches: int,
-    depth: int,
-) -> StageTable:
-    """Cost all stages; see `Columns` for the shapes, each with a leading axis of classes.
-
-    The fastest way that fits is taken, or the leanest one where none does.
-    """
-    classes, most, cuts = forward.shape
-    shape = (classes, depth, cuts, cuts)
-    seconds, back, tail = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    overflow, fill = np.zeros(shape), np.zeros(shape)
-    taken = np.zeros(shape, np.int64)
-    # Of each way: step seconds (without fill and drain), seconds, backward, tail, bytes, and bytes
-    # a micro-batch in flight.
-    way, peak = np.zeros((6, most)), np.zeros(most)
-    for v in range(classes):
-        share, count = hidden[v], ways[v]
-        for stop in range(1, cuts):
-            peak[:] = 0.0
-            for start in range(stop - 1, -1, -1):
-                for o in range(count):
-                    peak[o] = max(peak[o], transient[v, o, start])
-                    b = backward[v, o, stop] - backward[v, o, start]
-                    red = reduce[v, o, stop] - reduce[v, o, start]
-                    late = max(share * first_reduce[v, o, start], share * red - b)
-                    t = forward[v, o, stop] - forward[v, o, start] + b
-                    e = optimizer[v, o, stop] - optimizer[v, o, start] + (1.0 - share) * red + late
-                    way[0, o], way[1, o], way[2, o], way[3, o] = micro_batches * t + e, t, b, e
-                    way[4, o] = static[v, o, stop] - static[v, o, start] + peak[o]
-                    way[5, o] = saved[v, o, stop] - saved[v, o, start]
-                fastest = np.argmin(way[0, :count])
-                for k in range(depth - 1, -1, -1):
-                    held = min(micro_batches, k + 1)
-                    best = _pick(way, count, limit[v], held)
-                    at = (v, k, start, stop)
-                    seconds[at], back[at], tail[at] = way[1, best], way[2, best], way[3, best]
-                    taken[at] = best
-                    fill[at] = (way[4, best] + held * way[5, best]) / limit[v]
-                    overflow[at] = max(0.0, fill[at] - 1.0)
-                    if best == fastest and fill[at] <= 1.0:
-                        # Fewer micro-batches in flight fit all the more.
-                        for less in range(k):
-                            other = (v, less, start, stop)
-                            seconds[other], back[other] = seconds[at], back[at]
-                            tail[other], taken[other] = tail[at], best
-                            held = min(micro_batches, less + 1)
-                            fill[other] = (way[4, best] + held * way[5, best]) / limit[v]
-                        break
-    return StageTable(seconds, back, tail, overflow, fill, taken)
-
-
-@numba.njit(cache=True)
-def _pick(way: Floats, count: int, limit: float, held: int) -> int:
-    """The fastest way that fits, or the leanest one."""
-    best, lean = -1, 0
-    for o in range(count):
-        size = way[4, o] + held * way[5, o]
-        if size < way[4, lean] + held * way[5, lean]:
-            lean = o
-        if size <= limit and (best < 0 or way[0, o] < way[0, best]):
-            best = o
-    return best if best >= 0 else lean
 
 
 class Behind(NamedTuple):
@@ -184,6 +88,11 @@ def _holds(
     alone = (micro_batches - 1) * busy
     two = max(0, micro_batches - 2) * pair / 2.0
     return max(alone, two, _hold(run, length, period, micro_batches))
+
+
+@numba.njit(cache=True)
+def _price(overflow: float, penalty: float) -> float:
+    return penalty * (1.0 + overflow) if overflow > 0.0 else 0.0
 
 
 @numba.njit(cache=True)
@@ -232,8 +141,7 @@ def look_behind(
                     back = table.backward[v, k, start, stop] + hop / 2.0
                     new_tail = max(table.tail[v, k, start, stop], tail[here] - back)
                     reached = new_total + max((micro_batches - 1) * period, new_steady) + new_tail
-                    if new_overflow > 0.0:
-                        reached += penalty * (1.0 + new_overflow)
+                    reached += _price(new_overflow, penalty)
                     if start == 0 and reached < best:
                         best = reached
                         found = new_steady / max(1, micro_batches - 1)
@@ -312,8 +220,7 @@ def look_ahead(
                     new_tail = max(tail[rest], table.tail[v, k, start, stop] - backward[rest])
                     new_overflow = overflow[rest] + table.overflow[v, k, start, stop]
                     reached = new_total + max((micro_batches - 1) * period, new_steady) + new_tail
-                    if new_overflow > 0.0:
-                        reached += penalty * (1.0 + new_overflow)
+                    reached += _price(new_overflow, penalty)
                     if reached < value[here]:
                         value[here], total[here], steady[here] = reached, new_total, new_steady
                         slowest[here] = max(slowest[rest], busy)

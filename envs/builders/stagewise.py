@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlplace.envs.bank import instance_key
 from rlplace.envs.builders.desk import FINE, Desk, Outlook
 from rlplace.envs.builders.options import Options, first_options, stage_options
 from rlplace.envs.features import instance_view
@@ -160,6 +161,19 @@ class StagewiseBuilder:
             stages.append(Stage(placed.start, placed.stop, mesh, choices))
         return make_plan(state.instance, tuple(reversed(stages)), count)
 
+    def first_decisions(self, state: StagewiseState) -> tuple[tuple[int, int], ...]:
+        """(Micro-batch count, index of the line of devices) of each candidate of a first state."""
+        return self._options(state).first
+
+    def stage_decisions(self, state: StagewiseState) -> tuple[tuple[int, Mesh], ...]:
+        """(First group, mesh) of each candidate of a state after the first."""
+        options, outlook = self._options(state), state.outlook
+        assert outlook is not None
+        return tuple(
+            (int(outlook.cuts[start]), outlook.line.meshes[outlook.usable[mesh]])
+            for mesh, start in options.stages
+        )
+
     def _options(self, state: StagewiseState) -> Options:
         if self._memo is not None and self._memo[0] is state:
             return self._memo[1]
@@ -173,17 +187,7 @@ class StagewiseBuilder:
         return options
 
     def _desk(self, instance: Instance) -> Desk:
-        key = (
-            instance.graph.fingerprint,
-            instance.cluster.fingerprint,
-            instance.global_batch,
-            instance.precision,
-            instance.optimizer,
-            instance.attention,
-            instance.memory_margin,
-            instance.zero_levels,
-            instance.recompute_modes,
-        )
+        key = instance_key(instance)
         if key not in self._desks:
             self._desks[key] = Desk(instance)
             if len(self._desks) > _KEPT_DESKS:
@@ -220,8 +224,8 @@ def permute_symmetric(instance: Instance, rng: np.random.Generator) -> tuple[int
             kinds.setdefault((looks, node.intra, node.nic), []).append(members)
     for nodes in kinds.values():
         for target, source in zip(nodes, rng.permutation(len(nodes)), strict=True):
-            members = rng.permutation(nodes[source])
-            for device, other in zip(target, members, strict=True):
+            shuffled = rng.permutation(nodes[source])
+            for device, other in zip(target, shuffled, strict=True):
                 relabel[device] = int(other)
     return tuple(relabel)
 

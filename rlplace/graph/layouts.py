@@ -98,9 +98,21 @@ def solve(
 
 
 def legal_degrees(piece: Piece, up_to: int) -> tuple[int, ...]:
-    """Degrees from 2 to `up_to` at which a piece has a sharded layout."""
-    grads = [node.name for node in piece.module.graph.nodes if node.op == "placeholder"]
-    return tuple(d for d in range(2, up_to + 1) if solve(piece, d, grads) is not None)
+    """Degrees from 2 to `up_to` at which the devices share all of a piece's matmuls.
+
+    Heads, channels or whatever else its ops cut divide by these. At other degrees `find_layouts`
+    may still find a layout that shares a part of the work.
+    """
+    nodes = piece.module.graph.nodes
+    grads = [node.name for node in nodes if node.op == "placeholder"]
+    return tuple(d for d in range(2, up_to + 1) if _shares_all(piece, d, grads))
+
+
+def _shares_all(piece: Piece, degree: int, grads: Collection[str]) -> bool:
+    assignment = solve(piece, degree, grads)
+    flops = Facts.of(piece, degree, grads, {}).flops
+    worked = [node for node, count in flops.items() if count > 0.0]
+    return assignment is not None and all(assignment.strategy(n).sharded for n in worked)
 
 
 def placements_of(piece: Piece, assignment: Assignment) -> dict[str, Placement]:

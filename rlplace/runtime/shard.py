@@ -47,9 +47,9 @@ class GroupAxis:
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The tensors of all ranks, joined along a dim."""
-        parts = tensor.new_empty((self.size, *tensor.shape))
-        dist.all_gather_into_tensor(parts, tensor.contiguous(), self.group)
-        return parts.squeeze(0) if self.size == 1 else torch.cat(parts.unbind(), dim)
+        whole = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
+        dist.all_gather_single(whole, tensor.contiguous(), self.group)
+        return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
 
 
 def shard_parameter(full: Tensor, placement: Placement, rank: int, size: int) -> Tensor:

@@ -61,8 +61,9 @@ class TrainConfig:
         folder: Where everything that it makes lies; a run in it goes on.
         seed: Of everything random.
         instances: Random instances that are searched and imitated.
-        pool: Random instances that PPO draws from.
+        pool: Random instances that PPO draws from; the builder keeps the tables of 48.
         judged: Held-out instances on which networks are judged during training.
+        min_devices: Smallest cluster; on very small ones the heuristic leaves nothing to learn.
         max_devices: Largest cluster.
         max_groups: Largest graph.
         mixed_share: Share of clusters with several kinds of devices.
@@ -81,8 +82,9 @@ class TrainConfig:
     folder: str = "runs/small"
     seed: int = 0
     instances: int = 300
-    pool: int = 200
+    pool: int = 48
     judged: int = 20
+    min_devices: int = 8
     max_devices: int = 32
     max_groups: int = 64
     mixed_share: float = 0.5

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import MaskableDistribution
@@ -23,7 +22,7 @@ from rlplace.policies.convolution_pyg import GraphConv
 from rlplace.policies.encoder import Encoding, ViewBatch
 from rlplace.policies.network import PlaceNet
 from rlplace.policies.scorer import RowBatch
-from rlplace.policies.types import NetConfig, Rows, ViewBank
+from rlplace.policies.types import NetConfig, Rows, ViewBank, distinct
 
 Observation = Mapping[str, Tensor]
 
@@ -101,13 +100,11 @@ class PlacePolicy(MaskableActorCriticPolicy):
 
     def _run(self, obs: Observation, extra_mask: Any) -> tuple[MaskableDistribution, Tensor]:
         mask = obs["mask"].bool()
-        ids, graph = np.unique(obs["instance"].numpy().reshape(-1), return_inverse=True)
+        ids, graph = distinct(obs["instance"].numpy())
         owner, index = mask.nonzero(as_tuple=True)
         step = obs["step"].numpy().reshape(-1)
         features, spans = obs["features"][owner, index], obs["spans"][owner, index]
-        rows = Rows(
-            features.numpy(), spans.numpy(), owner.numpy(), index.numpy(), step, graph.reshape(-1)
-        )
+        rows = Rows(features.numpy(), spans.numpy(), owner.numpy(), index.numpy(), step, graph)
         log_probs, values = self.net(self._encode(ids.tolist()), RowBatch.of(rows))
         logits = torch.full(mask.shape, -1e8).index_put((owner, index), log_probs)
         distribution = self.action_dist.proba_distribution(action_logits=logits)

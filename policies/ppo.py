@@ -19,7 +19,7 @@ from sb3_contrib.common.maskable.buffers import (
 )
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlplace.policies.types import DoubleArray
+from rlplace.policies.types import DoubleArray, distinct
 
 #: Below this spread (standard deviation of advantages) an instance teaches nothing.
 _NO_SPREAD = 1e-6
@@ -63,9 +63,9 @@ class GroupedBuffer(MaskableDictRolloutBuffer):
             self.generator_ready = True
         ids = self.observations["instance"].reshape(-1)
         size = len(ids) if batch_size is None else batch_size
-        distinct = np.random.permutation(np.unique(ids))
-        for first in range(0, len(distinct), self.graphs_per_batch):
-            chosen = distinct[first : first + self.graphs_per_batch]
+        shuffled = np.random.permutation(distinct(ids)[0])
+        for first in range(0, len(shuffled), self.graphs_per_batch):
+            chosen = shuffled[first : first + self.graphs_per_batch]
             inside = np.random.permutation(np.flatnonzero(np.isin(ids, chosen)))
             for start in range(0, len(inside), size):
                 yield self._get_samples(inside[start : start + size])
@@ -73,8 +73,8 @@ class GroupedBuffer(MaskableDictRolloutBuffer):
 
 def relative(advantages: DoubleArray, ids: np.ndarray[Any, Any]) -> DoubleArray:
     """Advantages, of any shape, centred and scaled over equal `ids`; 0 where there is no spread."""
-    _, group = np.unique(ids.reshape(-1), return_inverse=True)
-    flat, group = advantages.reshape(-1).astype(np.float64), group.reshape(-1)
+    _, group = distinct(ids)
+    flat = advantages.reshape(-1).astype(np.float64)
     sizes = np.bincount(group)
     centred = flat - (np.bincount(group, flat) / sizes)[group]
     spread = np.sqrt(np.bincount(group, centred**2) / sizes)[group]
@@ -93,6 +93,8 @@ class PlacePPO(MaskablePPO):
 
     def __init__(self, *args: Any, update: int = 0, **kwargs: Any) -> None:
         self.update = update
+        #: Called with a seed before each rollout; may choose what it is about.
+        self.before_rollout: Callable[[int], None] | None = None
         #: Called with the number of updates done, after each.
         self.after_update: Callable[[int], None] | None = None
         super().__init__(*args, **kwargs)
@@ -103,6 +105,8 @@ class PlacePPO(MaskablePPO):
         seed = int(np.random.SeedSequence((self.seed, self.update)).generate_state(1)[0] >> 1)
         torch.manual_seed(seed)
         np.random.seed(seed)
+        if self.before_rollout is not None:
+            self.before_rollout(seed)
         env.seed(seed)
         self._last_obs = env.reset()  # type: ignore[assignment]
         self._last_episode_starts = np.ones((env.num_envs,), dtype=bool)

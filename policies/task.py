@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,8 +17,11 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
+from rlplace.envs.bank import InstanceBank
 from rlplace.envs.builders.stagewise import StagewiseBuilder
 from rlplace.envs.instances import InstanceGenerator
+from rlplace.envs.registration import ENV_ID
+from rlplace.envs.reward import PredictedReward
 from rlplace.plan.types import Instance
 from rlplace.planners.search import objective
 from rlplace.policies.config import TrainConfig
@@ -53,6 +56,10 @@ class Task(Protocol):
         """A new environment; a reset with a seed decides all that follows."""
         ...
 
+    def turn(self, seed: int) -> None:
+        """Choose the instances of the next rollout, the same for the same seed."""
+        ...
+
     def records(self, folder: Path, found: FoundHook) -> Records:
         """What is imitated; kept in `folder`, so that nothing is searched twice."""
         ...
@@ -71,6 +78,11 @@ class PlaceTask:
     """
 
     config: TrainConfig
+    bank: InstanceBank = field(default_factory=InstanceBank)
+    _builder: StagewiseBuilder = field(default_factory=StagewiseBuilder)
+    _reward: PredictedReward = field(default_factory=PredictedReward)
+    _pool: dict[int, Instance] = field(default_factory=dict)
+    _drawn: list[int] = field(default_factory=list)
 
     @cached_property
     def generator(self) -> InstanceGenerator:
@@ -87,16 +99,39 @@ class PlaceTask:
         """For the card."""
         config = self.config
         return (
-            f"Trained on {config.instances} random instances (at most {config.max_devices} "
-            f"devices and {config.max_groups} groups, {config.mixed_share:.0%} of the clusters "
-            f"mixed): imitation of the best of {config.teacher.evaluations} plans an instance, "
-            f"searched among the stage-wise builder's decisions, then {config.ppo.updates} updates "
+            f"Trained on {config.instances} random instances ({config.min_devices} to "
+            f"{config.max_devices} devices, at most {config.max_groups} groups, "
+            f"{config.mixed_share:.0%} of the clusters mixed): imitation of the best of "
+            f"{config.teacher.evaluations} plans an instance, searched among the stage-wise "
+            f"builder's decisions, then {config.ppo.updates} updates "
             "of MaskablePPO on the predicted step time."
         )
 
     def instance(self, stream: int, index: int) -> Instance:
         """A random instance of a stream."""
-        return self.generator(np.random.default_rng([self.config.seed, stream, index]))
+        rng = np.random.default_rng([self.config.seed, stream, index])
+        while True:
+            instance = self.generator(rng)
+            if len(instance.cluster.devices) >= self.config.min_devices:
+                return instance
+
+    def environment(self) -> gymnasium.Env[Any, Any]:
+        """An environment that draws from the instances of the rollout; all share one builder."""
+        env: gymnasium.Env[Any, Any] = gymnasium.make(
+            ENV_ID,
+            instances=self._draw,
+            builder=self._builder,
+            reward=self._reward,
+            bank=self.bank,
+            disable_env_checker=True,
+        )
+        return env
+
+    def turn(self, seed: int) -> None:
+        """Draw `ppo.instances` of the pool."""
+        count = min(self.config.ppo.instances, self.config.pool)
+        drawn = np.random.default_rng(seed).choice(self.config.pool, count, replace=False)
+        self._drawn[:] = drawn.tolist()
 
     def records(self, folder: Path, found: FoundHook) -> Records:
         """Search what is not on disk yet, in `workers` processes."""
@@ -116,6 +151,15 @@ class PlaceTask:
             [self._greedy(net, index) - best for index, best in enumerate(self._best_known)]
         )
         return {"eval/gap": float(gaps.mean()), "eval/worst": float(gaps.max())}
+
+    def _draw(self, rng: np.random.Generator) -> Instance:
+        """One of the instances of this rollout (of the pool, before the first one)."""
+        number = (
+            int(rng.choice(self._drawn)) if self._drawn else int(rng.integers(self.config.pool))
+        )
+        if number not in self._pool:
+            self._pool[number] = self.instance(_EXPLORED, number)
+        return self._pool[number]
 
     def _greedy(self, net: ScoreNetwork, index: int) -> float:
         rollouts, value = self._judged[index]

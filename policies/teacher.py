@@ -40,8 +40,8 @@ class TeacherConfig:
     temperature: float = 3.0
     elite: int = 8
     batch: int = 8
-    tolerance: float = 0.005
-    near: float = 0.005
+    tolerance: float = 0.01
+    near: float = 0.02
 
 
 def search(

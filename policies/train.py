@@ -162,6 +162,7 @@ class _Run:
             if update % self.config.save_every == 0 or update == options.updates:
                 self._save(model.policy.optimizer)
 
+        model.before_rollout = self.task.turn
         model.after_update = after_update
         left = options.updates - self.standing.update
         if left > 0:

@@ -51,7 +51,7 @@ class NetConfig:
     width: int = 64
     rounds: int = 3
     heads: int = 4
-    scale: float = 10.0
+    scale: float = 30.0
     op_features: int = OP_FEATURES
     device_features: int = DEVICE_FEATURES
     edge_features: int = EDGE_FEATURES
@@ -122,6 +122,18 @@ def step_features(step: IntArray) -> FloatArray:
     late = np.log1p(step) / 4.0
     first = 1.0 / (1.0 + step)
     return np.stack([late, first], axis=1).astype(np.float32)
+
+
+def distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct ids in the order in which they come, and for each id which of them it is.
+
+    The order does not depend on the numbers themselves: two processes that count instances
+    differently compute the same.
+    """
+    flat = ids.reshape(-1)
+    _, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return flat[first[order]], np.argsort(order)[inverse.reshape(-1)]
 
 
 class ScoreNetwork(Protocol):

@@ -44,6 +44,9 @@ class ToyTask:
     def bank(self) -> Any:
         return self.toy.bank
 
+    def turn(self, seed: int) -> None:
+        """The toy draws from all instances in every rollout."""
+
     def environment(self) -> Any:
         return self.toy.env(self.toy.instances)
 

@@ -5,7 +5,9 @@ level, recompute), each with seconds and bytes. The boundaries of all layouts ar
 no option costs its neighbour anything: the Viterbi pass over the groups falls apart into one
 argmin a group, and only memory couples them. A multiplier on memory (Everett 1963) turns that
 coupling into a price: for each price of a ladder every group takes its cheapest option, and prefix
-sums then give every interval of groups at once.
+sums then give every interval of groups at once. Equal layers all change their option at the same
+price, so between the last price that does not fit and the first one that does, a stage takes the
+former from some group on: as many layers recompute as memory asks for, not all or none.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ _PRICES = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e6)
 #: Shares of the reduction that may hide which a choice is charged for.
 _REDUCE_WEIGHTS = (0.0, 1.0)
 _PROHIBITIVE = 1e30
+#: Rows of `_Table.sums`.
+_FORWARD, _BACKWARD, _REDUCE, _OPTIMIZER, _SIZE = range(5)
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,11 @@ class StageRow:
     Args:
         seconds: Forward + backward of one micro-batch; inf where nothing fits.
         forward: Forward of one micro-batch.
-        tail: Exposed gradient reduction and optimizer, once a step.
-        memory: Bytes on the heaviest device.
+        tail: Exposed gradient reduction and optimizer, once a step; at most, where two prices meet.
+        memory: Bytes on the heaviest device; likewise at most.
         overflow: Bytes over the limit with the leanest choices; 0 where something fits.
         level: Which price was taken, for `StageSolver.choices`.
+        split: The group from which on the next lower price was taken; `stop` where there is none.
         lean_seconds: Seconds of the leanest choices, also where they do not fit.
     """
 
@@ -52,25 +57,27 @@ class StageRow:
     memory: Floats
     overflow: Floats
     level: Ints
+    split: Ints
     lean_seconds: Floats
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Every group's pick at every price, as sums over the groups before it: (P, G + 1).
+    """What every group takes at every price. P prices, G groups.
 
-    `pick` and `transient` are of each group itself, (P, G).
+    Args:
+        options: Options of each structure.
+        pick: Option of each group, (P, G).
+        sums: `_FORWARD` to `_SIZE` of the groups before each group, (5, P, G + 1).
+        transient: Bytes that come and go while each group runs, (P, G).
+        hidden: Share of a reduction that may hide.
     """
 
     options: tuple[tuple[GroupChoice, ...], ...]
     pick: Ints
-    forward: Floats
-    backward: Floats
-    reduce: Floats
-    hidden: float
-    optimizer: Floats
-    bytes: Floats
+    sums: Floats
     transient: Floats
+    hidden: float
 
 
 @dataclass
@@ -109,11 +116,13 @@ class StageSolver:
         self, start: int, stop: int, mesh: Mesh, micro_batches: int, in_flight: int
     ) -> tuple[GroupChoice, ...]:
         """The choices behind `row(...)` at `start`; the leanest ones where nothing fits."""
-        level = self.row(stop, mesh, micro_batches, in_flight).level[start]
+        row = self.row(stop, mesh, micro_batches, in_flight)
         table = self._table(mesh, micro_batches, in_flight)
+        level, split = int(row.level[start]), int(row.split[start])
+        picks = [*table.pick[level, start:split], *table.pick[level - 1, split:stop]]
         own = self.instance.graph.groups[start:stop]
         return tuple(
-            table.options[group.structure][table.pick[level, group.index]] for group in own
+            table.options[group.structure][pick] for group, pick in zip(own, picks, strict=True)
         )
 
     def transfer(self, cut: int, source: Mesh, target: Mesh, micro_batches: int) -> float:
@@ -214,96 +223,142 @@ def _table(
     def sums(values: Floats) -> Floats:
         return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
 
+    summed = (forward, backward, reduce, optimizer, size)
     return _Table(
         options=options,
         pick=picks[:, owner],
-        forward=sums(chosen(forward)),
-        backward=sums(chosen(backward)),
-        reduce=sums(chosen(reduce)),
-        hidden=hidden,
-        optimizer=sums(chosen(optimizer)),
-        bytes=sums(chosen(size)),
+        sums=np.stack([sums(chosen(column)) for column in summed]),
         transient=chosen(transient),
+        hidden=hidden,
     )
 
 
 def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow:
     columns = np.empty((6, stop))
-    level = np.empty(stop, np.int64)
+    level, split = np.empty((2, stop), np.int64)
     _fill_row(
-        table.forward,
-        table.backward,
-        table.reduce,
-        table.optimizer,
-        table.bytes,
+        table.sums,
         table.transient,
         table.hidden,
+        len(_PRICES),
         stop,
         micro_batches,
         limit,
         columns,
         level,
+        split,
     )
     seconds, forward, tail, memory, overflow, lean = columns
-    return StageRow(seconds, forward, tail, memory, overflow, level, lean)
+    return StageRow(seconds, forward, tail, memory, overflow, level, split, lean)
 
 
 @numba.njit(cache=True)
 def _fill_row(
-    forward: Floats,
-    backward: Floats,
-    reduce: Floats,
-    optimizer: Floats,
-    size: Floats,
+    sums: Floats,
     transient: Floats,
     hidden: float,
+    ladder: int,
     stop: int,
     micro_batches: int,
     limit: float,
     columns: Floats,
     level: Ints,
+    split: Ints,
 ) -> None:
-    """Fill a `StageRow`: for each start the quickest price that fits, else the leanest.
+    """Fill a `StageRow`: for each start the quickest that fits, else the leanest.
 
-    `lag` is by how much the reductions of the groups so far end after their backward: the
-    recursion of `exposed_reduce`, which a start further to the front continues.
+    `lag` is by how much the reductions of the groups from a start on end after their backward:
+    the recursion of `exposed_reduce`, which a start further to the front continues.
     """
-    prices = len(forward)
-    peak, lag = np.zeros(prices), np.zeros(prices)
+    prices = sums.shape[1]
+    peak, lag = np.zeros(prices), np.zeros((prices, stop + 1))
     for start in range(stop - 1, -1, -1):
-        best, leanest, best_total, least = -1, 0, np.inf, np.inf
+        best, best_cut, best_total = -1, stop, np.inf
+        leanest, least, too_much = 0, np.inf, False
         for price in range(prices):
-            own_backward = backward[price, start + 1] - backward[price, start]
-            own_reduce = reduce[price, start + 1] - reduce[price, start]
-            lag[price] = max(lag[price] - own_backward, 0.0) + hidden * own_reduce
+            own_backward = sums[_BACKWARD, price, start + 1] - sums[_BACKWARD, price, start]
+            own_reduce = sums[_REDUCE, price, start + 1] - sums[_REDUCE, price, start]
+            waits = max(lag[price, start + 1] - own_backward, 0.0)
+            lag[price, start] = waits + hidden * own_reduce
             peak[price] = max(peak[price], transient[price, start])
-            memory = size[price, stop] - size[price, start] + peak[price]
+            memory = sums[_SIZE, price, stop] - sums[_SIZE, price, start] + peak[price]
             if memory < least:
                 leanest, least = price, memory
-            if memory > limit:
-                continue
-            front = forward[price, stop] - forward[price, start]
-            back = backward[price, stop] - backward[price, start]
-            tail = _tail(reduce, optimizer, hidden, price, start, stop) + lag[price]
+            first, before_too_much, too_much = price % ladder == 0, too_much, memory > limit
+            if too_much or not (first or before_too_much):
+                continue  # it does not fit, or a lower price does, which is quicker
+            cut = stop
+            if not first:
+                room = limit - max(peak[price], peak[price - 1])
+                cut = _cut(sums[_SIZE, price], sums[_SIZE, price - 1], start, stop, room)
+            front, back, tail, _ = _stage(sums, lag, peak, hidden, price, start, cut, stop)
             if micro_batches * (front + back) + tail < best_total:
-                best, best_total = price, micro_batches * (front + back) + tail
-        chosen = best if best >= 0 else leanest
-        front = forward[chosen, stop] - forward[chosen, start]
-        back = backward[chosen, stop] - backward[chosen, start]
-        memory = size[chosen, stop] - size[chosen, start] + peak[chosen]
-        level[start] = chosen
+                best, best_cut = price, cut
+                best_total = micro_batches * (front + back) + tail
+        level[start] = best if best >= 0 else leanest
+        split[start] = best_cut
+        front, back, tail, memory = _stage(
+            sums, lag, peak, hidden, level[start], start, best_cut, stop
+        )
         columns[0, start] = front + back if best >= 0 else np.inf
         columns[1, start] = front
-        columns[2, start] = _tail(reduce, optimizer, hidden, chosen, start, stop) + lag[chosen]
+        columns[2, start] = tail
         columns[3, start] = memory
         columns[4, start] = 0.0 if best >= 0 else memory - limit
         columns[5, start] = front + back
 
 
 @numba.njit(cache=True)
-def _tail(
-    reduce: Floats, optimizer: Floats, hidden: float, price: int, start: int, stop: int
-) -> float:
-    """Seconds of the reduction that cannot hide, and of the optimizer."""
-    bare = (1.0 - hidden) * (reduce[price, stop] - reduce[price, start])
-    return float(bare + optimizer[price, stop] - optimizer[price, start])
+def _cut(lean: Floats, rich: Floats, start: int, stop: int, room: float) -> int:
+    """The first group from which on the `rich` picks may be taken, so that all have `room`.
+
+    Bisection over prefix sums of bytes; a lower price never takes fewer bytes.
+    """
+    low, high = start, stop
+    while low < high:
+        middle = (low + high) // 2
+        if lean[middle] - lean[start] + rich[stop] - rich[middle] <= room:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+@numba.njit(cache=True)
+def _stage(
+    sums: Floats,
+    lag: Floats,
+    peak: Floats,
+    hidden: float,
+    price: int,
+    start: int,
+    cut: int,
+    stop: int,
+) -> tuple[float, float, float, float]:
+    """Forward, backward, tail and memory of a stage that takes the price before from `cut` on.
+
+    The tail is the reduction that cannot hide, what of the rest is not hidden, and the optimizer.
+    The lag of the front part alone is not known, that of the whole stage at its price bounds it.
+    """
+    late, most = lag[price, start], peak[price]
+    if cut < stop:
+        before = sums[_BACKWARD, price, cut] - sums[_BACKWARD, price, start]
+        late = max(late, lag[price - 1, cut] - before)
+        most = max(most, peak[price - 1])
+    reduce = _total(sums, _REDUCE, price, start, cut, stop)
+    tail = (1.0 - hidden) * reduce + late + _total(sums, _OPTIMIZER, price, start, cut, stop)
+    return (
+        _total(sums, _FORWARD, price, start, cut, stop),
+        _total(sums, _BACKWARD, price, start, cut, stop),
+        tail,
+        _total(sums, _SIZE, price, start, cut, stop) + most,
+    )
+
+
+@numba.njit(cache=True)
+def _total(sums: Floats, row: int, price: int, start: int, cut: int, stop: int) -> float:
+    """A row of `sums` over [start, cut) at a price and [cut, stop) at the price before."""
+    front = sums[row, price, cut] - sums[row, price, start]
+    if cut == stop:
+        return float(front)
+    return float(front + sums[row, price - 1, stop] - sums[row, price - 1, cut])

@@ -58,9 +58,12 @@ def test_a_row_is_what_the_estimate_says(mesh: Mesh, count: int, held: int, memo
     choices = solver.choices(0, _GROUPS, mesh, count, held)
     seconds, tail, peak, step = _whole(instance, mesh, count, choices, held)
     assert row.lean_seconds[0] == pytest.approx(seconds)
-    assert row.tail[0] == pytest.approx(tail)
-    assert row.memory[0] == pytest.approx(peak)
-    assert count * row.lean_seconds[0] + row.tail[0] == pytest.approx(step)
+    if row.split[0] == _GROUPS:
+        assert row.tail[0] == pytest.approx(tail)
+        assert row.memory[0] == pytest.approx(peak)
+        assert count * row.lean_seconds[0] + row.tail[0] == pytest.approx(step)
+    assert row.tail[0] >= tail * (1 - 1e-9)
+    assert row.memory[0] >= peak * (1 - 1e-9)
     if row.overflow[0] > 0:
         assert row.seconds[0] == np.inf
         assert row.overflow[0] == pytest.approx(peak - memory)
@@ -124,8 +127,9 @@ def test_near_optimal_where_reduction_hides(overlap: float) -> None:
     assert best * (1 - 1e-9) <= _solved(instance, mesh, 2) <= best * (1 + tolerance)
 
 
-@pytest.mark.parametrize("share", [0.35, 0.5, 0.65, 0.8, 0.95])
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.5, 0.65, 0.8, 0.95])
 def test_feasible_and_near_optimal_where_memory_is_tight(share: float) -> None:
+    """Within 20 %: of four groups each is a large lump (see the next test for many)."""
     mesh = Mesh((0, 1), 1, 2)
     loose = replace(_TINY, zero_levels=(0, 3), global_batch=32)
     solver = StageSolver(loose)
@@ -135,7 +139,27 @@ def test_feasible_and_near_optimal_where_memory_is_tight(share: float) -> None:
     instance = _limited(loose, limit)
     best, solved = _brute_force(instance, mesh, 1), _solved(instance, mesh, 1)
     assert np.isfinite(solved)
-    assert best * (1 - 1e-9) <= solved <= 1.10 * best
+    assert best * (1 - 1e-9) <= solved <= 1.20 * best
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("held", [1, 3])
+def test_as_many_layers_recompute_as_memory_asks_for(share: float, held: int) -> None:
+    """No more than 2 % above the straight line from all layers to none."""
+    instance = replace(_INSTANCE, graph=transformer(30))
+    groups, mesh = len(instance.graph.groups), Mesh((0,))
+    rich = StageSolver(instance).row(groups, mesh, 4, held)
+    least = StageSolver(_limited(instance, 1.0)).row(groups, mesh, 4, held).memory[0]
+    limit = least + share * (rich.memory[0] - least)
+    lean = StageSolver(_limited(instance, least)).row(groups, mesh, 4, held)
+    solver = StageSolver(_limited(instance, limit))
+    row = solver.row(groups, mesh, 4, held)
+    line = lean.seconds[0] + share * (rich.seconds[0] - lean.seconds[0])
+    assert row.memory[0] <= limit
+    assert rich.seconds[0] < row.seconds[0] <= 1.02 * line
+    chosen = [choice.recompute for choice in solver.choices(0, groups, mesh, 4, held)]
+    assert 0 < chosen.count("full") < groups
+    assert row.split[0] < groups
 
 
 def test_less_memory_never_makes_a_stage_faster() -> None:

@@ -109,7 +109,26 @@ def export_program(
             )
     except Exception as error:
         raise CaptureError(_explain(error, module)) from error
+    _check_constants(exported)
     return _program(exported, module)
+
+
+def _check_constants(exported: torch.export.ExportedProgram) -> None:
+    """Refuse tensors that the model makes of numbers on its inputs' device: they have no values.
+
+    Constants on the CPU, as `torch.tensor` makes them by default, keep theirs; so do buffers.
+    """
+    for spec in exported.graph_signature.input_specs:
+        constant = exported.constants.get(spec.target or "")
+        if spec.kind is InputKind.CONSTANT_TENSOR and getattr(constant, "is_meta", False):
+            placeholder = next(n for n in exported.graph.nodes if n.name == spec.arg.name)
+            modules = [n.meta.get("nn_module_stack") or {} for n in placeholder.users]
+            owner = next((list(stack.values())[-1][0] for stack in modules if stack), "") or "root"
+            raise CaptureError(
+                f"the forward of module {owner!r} makes a tensor of {tuple(constant.shape)} from "
+                "Python numbers (a list as an index, or torch.tensor(..., device=x.device)), and "
+                "its values would be lost: make it once, in __init__, with register_buffer"
+            )
 
 
 def meta_twin(module: nn.Module) -> nn.Module:

@@ -14,6 +14,8 @@ from rlplace.graph.models.shapes import Dlrm
 class DlrmLoss(nn.Module):
     """Embedding bags and a bottom MLP, all pairs of dot products, a top MLP, binary loss."""
 
+    pairs: Tensor
+
     def __init__(self, shape: Dlrm) -> None:
         super().__init__()
         self.bottom = _mlp([shape.dense, *_sizes(shape.bottom), shape.width])
@@ -22,8 +24,8 @@ class DlrmLoss(nn.Module):
         vectors = shape.tables + 1
         pairs = vectors * (vectors - 1) // 2
         self.top = _mlp([shape.width + pairs, *_sizes(shape.top), 1], last_activation=False)
-        first, second = torch.tril_indices(vectors, vectors, offset=-1, device="cpu").tolist()
-        self.pairs = [a * vectors + b for a, b in zip(first, second, strict=True)]
+        first, second = torch.tril_indices(vectors, vectors, offset=-1)
+        self.register_buffer("pairs", first * vectors + second, persistent=False)
 
     def forward(self, dense: Tensor, indices: Tensor, labels: Tensor) -> Tensor:
         """Loss of dense features (batch, dense), indices (batch, tables, bag), labels (batch,)."""

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlplace.errors import MissingExtraError
+from rlplace.graph.models import experts
 from rlplace.graph.models.shapes import T5, Bert, Gpt, Llama, Mixtral, ResNet, Vit
 
 #: The name under which sdpa is registered once more. An attention without a mask function gets no
@@ -90,7 +91,12 @@ def make_mixtral(shape: Mixtral) -> nn.Module:
     """Mixtral; its experts are one grouped matmul, so only the chosen tokens are computed."""
     config = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     config |= _decoder(shape) | _llama(shape)
-    return TokenLoss(_make("Mixtral", "MixtralForCausalLM", config))
+    model: Any = _make("Mixtral", "MixtralForCausalLM", config)
+    from transformers.integrations.moe import ExpertsInterface
+
+    ExpertsInterface.register(experts.NAME, experts.grouped_experts)
+    model.set_experts_implementation(experts.NAME)
+    return TokenLoss(model)
 
 
 def make_bert(shape: Bert) -> nn.Module:

@@ -177,6 +177,8 @@ def split(
     parts = []
     for group, choice in zip(graph.groups[stage.start : stage.stop], stage.choices, strict=True):
         piece = protected(extract(program, group.ops, device=device))
+        if device == "cpu":
+            piece = without_integer_histograms(piece)
         legal = graph.structure(group.index).layouts_at(stage.mesh.tp)
         layout = next(layout for layout in legal if layout.name == choice.layout)
         local, placements = localized(piece, layout, grads)
@@ -202,6 +204,24 @@ def protected(piece: Piece) -> Piece:
             copy = graph.call_function(torch.ops.aten.clone.default, (source,))
             copy.meta = dict(source.meta)
         source.replace_all_uses_with(copy, delete_user_cb=lambda user, own=copy: user is not own)
+    piece.module.recompile()
+    return piece
+
+
+def without_integer_histograms(piece: Piece) -> Piece:
+    """A piece whose histograms count floats, as a CPU wants it.
+
+    The mixture of experts of transformers branches on the device, and a program has the branch of
+    a GPU, which counts integers.
+    """
+    graph = piece.module.graph
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.histc.default:
+            (source,) = node.all_input_nodes
+            with graph.inserting_before(node):
+                floats = graph.call_function(torch.ops.aten.to.dtype, (source, torch.float32))
+            floats.meta["val"] = source.meta["val"].to(torch.float32)
+            node.replace_input_with(source, floats)
     piece.module.recompile()
     return piece
 

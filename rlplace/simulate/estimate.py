@@ -56,7 +56,13 @@ class Estimator:
     _orders: dict[tuple[object, ...], Orders] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._reads = boundaries(self.instance.graph)
+        instance = self.instance
+        devices = range(len(instance.cluster.devices))
+        dtype = instance.bytes.compute
+        self._reads = boundaries(instance.graph)
+        self._limits = [instance.memory_limit(device) for device in devices]
+        self._peak = sum(instance.cluster.kind(device).peak_flops[dtype] for device in devices)
+        self._flops = instance.graph.model_flops(instance.global_batch)
 
     def estimate(self, plan: Plan) -> Estimate:
         """The estimate of a legal plan (legality is not checked here)."""
@@ -64,17 +70,18 @@ class Estimator:
         run = self._run(plan)
         step_time = max(tail.end for tail in run.tails)
         memory = self._memory(plan, run.costs)
-        reasons = self._reasons(memory)
-        batch, graph = self.instance.global_batch, self.instance.graph
+        totals = _totals(memory)
+        reasons = self._reasons(totals)
+        samples = self.instance.global_batch
         return Estimate(
             step_time=step_time,
-            peak_memory=tuple(use.total for use in memory),
+            peak_memory=totals,
             feasible=not reasons,
             reasons=reasons,
             stages=self._breakdown(plan, run, step_time),
             memory=memory,
-            tokens_per_s=batch * graph.tokens_per_sample / step_time,
-            mfu=graph.model_flops(batch) / step_time / self._peak(),
+            tokens_per_s=samples * self.instance.graph.tokens_per_sample / step_time,
+            mfu=self._flops / step_time / self._peak,
         )
 
     def timeline(self, plan: Plan) -> Timeline:
@@ -189,33 +196,39 @@ class Estimator:
         return total
 
     def _memory(self, plan: Plan, costs: list[StageCost]) -> tuple[MemoryUse, ...]:
+        """By device; devices with the same use share one object, for there may be thousands."""
         cluster = self.instance.cluster
-        uses = [MemoryUse() for _ in cluster.devices]
+        uses = [MemoryUse()] * len(cluster.devices)
         for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):
             held = schedules.in_flight(plan.schedule, index, len(plan.stages), plan.micro_batches)
+            known: dict[tuple[int, str], MemoryUse] = {}
             for device in stage.mesh.devices:
-                before = uses[device]
-                uses[device] = MemoryUse(
-                    params=before.params + cost.params,
-                    gradients=before.gradients + cost.gradients,
-                    optimizer=before.optimizer + cost.optimizer_states,
-                    activations=before.activations + held * cost.saved,
-                    transient=max(before.transient, cost.transient),
-                    reserve=float(cluster.kind(device).reserve),
-                )
+                before, kind = uses[device], cluster.devices[device].kind
+                key = (id(before), kind)
+                if key not in known:
+                    known[key] = MemoryUse(
+                        params=before.params + cost.params,
+                        gradients=before.gradients + cost.gradients,
+                        optimizer=before.optimizer + cost.optimizer_states,
+                        activations=before.activations + held * cost.saved,
+                        transient=max(before.transient, cost.transient),
+                        reserve=float(cluster.kind(device).reserve),
+                    )
+                uses[device] = known[key]
         return tuple(uses)
 
-    def _reasons(self, memory: tuple[MemoryUse, ...]) -> tuple[str, ...]:
-        found = []
-        for device, use in enumerate(memory):
-            limit = self.instance.memory_limit(device)
-            if use.total > limit:
-                over = format_bytes(use.total - limit)
-                found.append(
-                    f"device {device} ({self.instance.cluster.devices[device].kind}) needs "
-                    f"{format_bytes(use.total)}, {over} over its limit of {format_bytes(limit)}"
-                )
-        return tuple(found)
+    def _reasons(self, totals: tuple[float, ...]) -> tuple[str, ...]:
+        over = [d for d, size in enumerate(totals) if size > self._limits[d]]
+        texts: dict[tuple[float, float], str] = {}
+        for size, limit in {(totals[d], self._limits[d]) for d in over}:
+            texts[size, limit] = (
+                f"needs {format_bytes(size)}, {format_bytes(size - limit)} over its limit of "
+                f"{format_bytes(limit)}"
+            )
+        devices = self.instance.cluster.devices
+        return tuple(
+            f"device {d} ({devices[d].kind}) {texts[totals[d], self._limits[d]]}" for d in over
+        )
 
     def _breakdown(self, plan: Plan, run: _Run, step_time: float) -> tuple[StageEstimate, ...]:
         count, costs = plan.micro_batches, run.costs
@@ -251,9 +264,12 @@ class Estimator:
             )
         return tuple(found)
 
-    def _peak(self) -> float:
-        cluster, dtype = self.instance.cluster, self.instance.bytes.compute
-        return sum(cluster.kind(d.index).peak_flops[dtype] for d in cluster.devices)
+
+def _totals(memory: tuple[MemoryUse, ...]) -> tuple[float, ...]:
+    """Bytes of each device; each distinct use is summed once."""
+    known = {id(use): use for use in memory}
+    totals = {key: use.total for key, use in known.items()}
+    return tuple(totals[id(use)] for use in memory)
 
 
 def estimate(instance: Instance, plan: Plan, cost: CostModel | None = None) -> Estimate:

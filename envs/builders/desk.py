@@ -33,7 +33,7 @@ _ROUGH_DEPTH, _DEPTH = 8, 16
 #: Times that the period of the steady state is guessed anew.
 _GUESSES = 2
 #: Bytes of stage tables that an instance keeps.
-_KEPT_BYTES = 96 * 2**20
+_KEPT_BYTES = 64 * 2**20
 #: What an overflow of the whole limit costs, in bounds.
 _PENALTY = 30.0
 
@@ -103,6 +103,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.solver = StageSolver(self.instance, self.cost)
         self.rates = Rates(self.instance, self.cost)
+        self._last: tuple[object, StageTable] | None = None
         self._outlooks: OrderedDict[tuple[int, int, int], Outlook] = OrderedDict()
 
     @cached_property
@@ -149,7 +150,7 @@ class Desk:
             self._outlooks.move_to_end(key)
             return self._outlooks[key]
         found = self._outlooks[key] = self._look(count, self.lines[line], segments)
-        while len(self._outlooks) > 1 and self._bytes() > _KEPT_BYTES:
+        while len(self._outlooks) > 1 and self.bytes > _KEPT_BYTES:
             self._outlooks.popitem(last=False)
         return found
 
@@ -180,7 +181,9 @@ class Desk:
         """Seconds that an overflow of the whole limit costs."""
         return _PENALTY * self.bound
 
-    def _bytes(self) -> int:
+    @property
+    def bytes(self) -> int:
+        """Size of the tables that are kept."""
         return sum(outlook.bytes for outlook in self._outlooks.values())
 
     def _look(self, count: int, line: Line, segments: int) -> Outlook:
@@ -191,7 +194,7 @@ class Desk:
         cuts = self.cuts(segments)
         wanted, local = np.unique(line.classes[usable], return_inverse=True)
         depth = min(len(line.devices), len(cuts) - 1, _ROUGH_DEPTH if segments == ROUGH else _DEPTH)
-        table = self._table(wanted, count, cuts, depth)
+        table = self._table(tuple(wanted.tolist()), count, cuts, depth)
         line_up = (
             local.astype(np.int64),
             line.firsts[usable],
@@ -208,15 +211,21 @@ class Desk:
         rest = Rest(*look_ahead(table, behind, *line_up, period, self.penalty))
         return Outlook(line, count, cuts, usable, line_up[0], period, table, rest)
 
-    def _table(self, classes: Ints, count: int, cuts: Ints, depth: int) -> StageTable:
+    def _table(self, classes: tuple[int, ...], count: int, cuts: Ints, depth: int) -> StageTable:
+        """Costs of stages; the last one is kept, for the other lines have the same."""
+        key = (classes, count, len(cuts), depth)
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         found = [self.rates.columns(int(number), count, cuts) for number in classes]
         ways = Ways(
-            np.array([len(columns.forward) for columns in found]),
+            np.array([columns.sums.shape[-1] for columns in found]),
             np.array([self.rates.hidden(int(number)) for number in classes]),
             np.array([self.rates.limit(self.rates.mesh(int(n))) for n in classes]),
             *(_stack([getattr(c, name) for c in found]) for name in Ways._fields[3:]),
         )
-        return StageTable(*stage_table(ways, count, depth))
+        table = StageTable(*stage_table(ways, count, depth))
+        self._last = (key, table)
+        return table
 
     def _transfers(self, line: Line, usable: Ints, cuts: Ints, micro_batch: int) -> Floats:
         """(meshes, cuts): seconds there and back over the later border of each mesh."""
@@ -278,9 +287,9 @@ class Desk:
 
 
 def _stack(arrays: list[Floats]) -> Floats:
-    """Stack (O, C) arrays of different O, padded with zeros that `ways` leaves out."""
-    widest = max(len(array) for array in arrays)
-    out = np.zeros((len(arrays), widest, arrays[0].shape[1]))
+    """Stack arrays whose last axes differ, padded with zeros that `Ways.number` leaves out."""
+    widest = max(array.shape[-1] for array in arrays)
+    out = np.zeros((len(arrays), *arrays[0].shape[:-1], widest))
     for index, array in enumerate(arrays):
-        out[index, : len(array)] = array
+        out[index, ..., : array.shape[-1]] = array
     return out

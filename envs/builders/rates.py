@@ -9,6 +9,7 @@ choices of a finished plan come from `StageSolver`, never from here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -21,40 +22,46 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: Sets of groups that redo their forward, between none and all.
-_STEPS = 6
+_STEPS = 5
+
+
+#: Rows of `Columns.sums`.
+FORWARD, BACKWARD, REDUCE, OPTIMIZER, STATIC, SAVED = range(6)
 
 
 @dataclass(frozen=True)
 class Columns:
     """All ways to run groups 0 to G - 1 on a mesh, as sums over the groups before a cut.
 
-    Shapes: forward, backward, reduce, optimizer, static, saved (O, C): sums over the groups
-    before each cut; first_reduce, transient (O, C - 1): of the first group after a cut, and the
-    largest between a cut and the next. Seconds and bytes, of one micro-batch where it matters.
+    Seconds and bytes, of one micro-batch where it matters.
+
+    Args:
+        sums: (6, C, O): forward, backward, reduce, optimizer, static, saved of the groups before
+            each cut, in each way.
+        first_reduce: (C - 1, O): gradient reduction of the first group after a cut.
+        transient: (C - 1, O): the largest between a cut and the next.
     """
 
-    forward: Floats
-    backward: Floats
-    reduce: Floats
-    optimizer: Floats
-    static: Floats
-    saved: Floats
+    sums: Floats
     first_reduce: Floats
     transient: Floats
 
 
 @dataclass(frozen=True)
 class _Class:
-    """Costs on one class of mesh: axes (points, layouts, levels, modes, kinds of group)."""
+    """Costs on one class of mesh.
+
+    Args:
+        points: (P,): samples of a micro-batch on a replica at which the model was asked.
+        timed: (P, 4, layouts, levels, modes, kinds): forward, backward, saved, transient.
+        fixed: (3, layouts, levels, kinds): reduce, optimizer, static.
+        steps: See `Rates._steps`.
+    """
 
     points: Floats
-    forward: Floats
-    backward: Floats
-    saved: Floats
-    transient: Floats
-    reduce: Floats
-    optimizer: Floats
-    static: Floats
+    timed: Floats
+    fixed: Floats
+    steps: npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -127,52 +134,51 @@ class Rates:
         return self._columns[key]
 
     def _sums(self, number: int, micro_batches: int, cuts: Ints) -> Columns:
-        known = self._classes.get(number)
-        if known is None:
-            known = self._classes[number] = self._measure(number)
-        samples = self.instance.global_batch / micro_batches / self.mesh(number).dp
-        forward, backward, saved, transient = (
-            _at(known.points, values, samples)
-            for values in (known.forward, known.backward, known.saved, known.transient)
-        )
-        fast, steps = self._ways(forward + backward, saved)
-        shape = forward.shape
-        fixed = [
-            np.broadcast_to(values[:, :, None], shape)
-            for values in (known.reduce, known.optimizer, known.static)
-        ]
-
-        def ways(values: Floats) -> Floats:
-            """(O, G): with the fastest layout of each group, then with the sharded one."""
-            picked = np.take_along_axis(values, fast, axis=0)
-            both = picked if len(values) == 1 else np.concatenate([picked, values[-1:]])
-            both = np.where(steps, both[:, :, -1:], both[:, :, 0:1])
-            return both.reshape(-1, shape[-1])[:, self.owner]
-
-        def sums(values: Floats) -> Floats:
-            total = np.cumsum(ways(values), axis=1)
-            return np.concatenate([np.zeros((len(total), 1)), total], axis=1)[:, cuts]
-
+        known = self._class(number)
+        timed = self._timed(number, micro_batches)
+        shape = timed.shape[1:]
+        fixed = np.broadcast_to(known.fixed[:, :, :, None], (3, *shape))
+        # Forward, backward, reduce, optimizer, static, saved, transient.
+        every = np.concatenate([timed[:2], fixed, timed[2:]])
+        ways = self._ways(every, self._fastest(timed), known.steps)
+        summed = np.zeros((6, len(self.owner) + 1, ways.shape[1]))
+        grouped = ways[:, :, self.owner].transpose(0, 2, 1)
+        np.cumsum(grouped[:6], axis=1, out=summed[:, 1:])
         return Columns(
-            forward=sums(forward),
-            backward=sums(backward),
-            reduce=sums(fixed[0]),
-            optimizer=sums(fixed[1]),
-            static=sums(fixed[2]),
-            saved=sums(saved),
-            first_reduce=ways(fixed[0])[:, cuts[:-1]],
-            transient=np.maximum.reduceat(ways(transient), cuts[:-1], axis=1),
+            sums=np.ascontiguousarray(summed[:, cuts]),
+            first_reduce=np.ascontiguousarray(grouped[REDUCE, cuts[:-1]]),
+            transient=np.maximum.reduceat(grouped[6], cuts[:-1], axis=0),
         )
+
+    @staticmethod
+    def _fastest(timed: Floats) -> Ints:
+        """The fastest layout of each kind of group, (levels, modes, kinds)."""
+        return np.asarray((timed[0] + timed[1]).argmin(axis=0))
+
+    @staticmethod
+    def _ways(every: Floats, fast: Ints, steps: npt.NDArray[np.bool_]) -> Floats:
+        """(rows, O, kinds): with the fastest layout of each group, then with the sharded one."""
+        picked = every[:, :1]
+        if every.shape[1] > 1:
+            best = np.where(fast == 0, every[:, 0], every[:, -1])
+            picked = np.stack([best, every[:, -1]], axis=1)
+        both = np.where(steps, picked[:, :, :, -1:], picked[:, :, :, 0:1])
+        return np.asarray(both.reshape(len(every), -1, every.shape[-1]))
+
+    def _timed(self, number: int, micro_batches: int) -> Floats:
+        """(4, layouts, levels, modes, kinds): forward, backward, saved, transient."""
+        known, dp = self._class(number), self.mesh(number).dp
+        return _at(known.points, known.timed, self.instance.global_batch / micro_batches / dp)
+
+    def _class(self, number: int) -> _Class:
+        if number not in self._classes:
+            self._classes[number] = self._measure(number)
+        return self._classes[number]
 
     def choices(self, number: int, micro_batches: int, way: int) -> tuple[GroupChoice, ...]:
         """What every group does in one of the ways (rows) of `columns`."""
-        known, mesh = self._classes[number], self.mesh(number)
-        samples = self.instance.global_batch / micro_batches / mesh.dp
-        forward, backward, saved = (
-            _at(known.points, values, samples)
-            for values in (known.forward, known.backward, known.saved)
-        )
-        fast, steps = self._ways(forward + backward, saved)
+        mesh, steps = self.mesh(number), self._class(number).steps
+        fast = self._fastest(self._timed(number, micro_batches))
         levels = self.levels if mesh.dp_shard > 1 else (0,)
         rest, step = divmod(way, len(steps))
         sharded, level = divmod(rest, len(levels))
@@ -181,15 +187,11 @@ class Rates:
         for kind, (index, _) in enumerate(self.kinds):
             layouts = self.instance.graph.structures[index].layouts_at(mesh.tp)
             redo = int(steps[step, kind]) if len(modes) > 1 else 0
-            wanted = len(layouts) - 1 if sharded else int(fast[0, level, redo, kind])
-            layout = layouts[min(wanted, len(layouts) - 1)].name
+            wanted = sharded or fast[level, redo, kind] > 0
+            layout = layouts[-1 if wanted else 0].name
             mode = modes[redo]
             found.append(GroupChoice(layout, levels[level], mode))  # type: ignore[arg-type]
         return tuple(found[kind] for kind in self.owner)
-
-    def _ways(self, seconds: Floats, saved: Floats) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """The fastest layout of each kind (1, levels, modes, kinds), and who redoes what."""
-        return seconds.argmin(axis=0)[None], self._steps(seconds, saved)
 
     def _steps(self, seconds: Floats, saved: Floats) -> npt.NDArray[np.bool_]:
         """Which kinds of group redo their forward, from none to all: (steps, kinds of group).
@@ -218,29 +220,22 @@ class Rates:
         levels = self.levels if mesh.dp_shard > 1 else (0,)
         modes = self.instance.recompute_modes
         structures = self.instance.graph.structures
-        width = max(len(structures[s].layouts_at(mesh.tp)) for s, _ in self.kinds)
-        shape = (len(points), width, len(levels), len(modes), len(self.kinds))
-        found = {name: np.zeros(shape) for name in ("forward", "backward", "saved", "transient")}
-        once = {
-            name: np.zeros(shape[1:3] + shape[4:]) for name in ("reduce", "optimizer", "static")
-        }
+        width = min(2, max(len(structures[s].layouts_at(mesh.tp)) for s, _ in self.kinds))
+        timed = np.zeros((len(points), 4, width, len(levels), len(modes), len(self.kinds)))
+        fixed = np.zeros((3, width, len(levels), len(self.kinds)))
         for kind, (index, reads) in enumerate(self.kinds):
-            layouts = structures[index].layouts_at(mesh.tp)
-            for a in range(width):
-                layout = layouts[min(a, len(layouts) - 1)].name
-                for b, level in enumerate(levels):
-                    for p, samples in enumerate(points):
-                        kept = boundary_bytes(self.instance, reads, samples)
-                        for c, mode in enumerate(modes):
-                            choice = GroupChoice(layout, level, mode)  # type: ignore[arg-type]
-                            cost = self.cost.group(
-                                self.instance, structures[index], choice, mesh, samples, kept
-                            )
-                            for name, values in found.items():
-                                values[p, a, b, c, kind] = getattr(cost, name)
-                    for name, values in once.items():
-                        values[a, b, kind] = getattr(cost, name)
-        return _Class(points=points, **found, **once)
+            structure = structures[index]
+            names = [layout.name for layout in structure.layouts_at(mesh.tp)]
+            for a, b, p, c in product(
+                *(range(n) for n in (width, len(levels), len(points), len(modes)))
+            ):
+                choice = GroupChoice(names[-1 if a else 0], levels[b], modes[c])  # type: ignore[arg-type]
+                kept = boundary_bytes(self.instance, reads, points[p])
+                cost = self.cost.group(self.instance, structure, choice, mesh, points[p], kept)
+                timed[p, :, a, b, c, kind] = cost.forward, cost.backward, cost.saved, cost.transient
+                fixed[:, a, b, kind] = cost.reduce, cost.optimizer, cost.static
+        middle = timed[len(points) // 2]
+        return _Class(points, timed, fixed, self._steps(middle[0] + middle[1], middle[2]))
 
 
 def _at(points: Floats, values: Floats, samples: float) -> Floats:

@@ -8,6 +8,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from rlplace.envs.builders.rates import BACKWARD, FORWARD, OPTIMIZER, REDUCE, SAVED, STATIC
+from rlplace.envs.types import FloatArray
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -16,19 +19,14 @@ class Ways(NamedTuple):
     """All ways to run the groups, by class of mesh; the fields of `rates.Columns` stacked.
 
     Shapes: number, hidden, limit (V,): ways of each class, share of the gradient reduction that
-    may hide, bytes for states and activations; forward to saved (V, O, C); first_reduce and
-    transient (V, O, C - 1).
+    may hide, bytes for states and activations; sums (V, 6, C, O); first_reduce and transient
+    (V, C - 1, O).
     """
 
     number: Ints
     hidden: Floats
     limit: Floats
-    forward: Floats
-    backward: Floats
-    reduce: Floats
-    optimizer: Floats
-    static: Floats
-    saved: Floats
+    sums: Floats
     first_reduce: Floats
     transient: Floats
 
@@ -45,12 +43,12 @@ class StageTable(NamedTuple):
         way: Which way was taken.
     """
 
-    seconds: Floats
-    backward: Floats
-    tail: Floats
-    overflow: Floats
-    fill: Floats
-    way: Ints
+    seconds: FloatArray
+    backward: FloatArray
+    tail: FloatArray
+    overflow: FloatArray
+    fill: FloatArray
+    way: npt.NDArray[np.int16]
 
 
 @numba.njit(cache=True)
@@ -66,11 +64,12 @@ def stage_table(
         micro_batches: Micro-batches of a step.
         depth: Stages behind, at most.
     """
-    classes, most, cuts = ways.forward.shape
+    classes, _, cuts, most = ways.sums.shape
     shape = (classes, depth, cuts, cuts)
-    seconds, back, tail = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    overflow, fill = np.zeros(shape), np.zeros(shape)
-    taken = np.zeros(shape, np.int64)
+    small = np.float32
+    seconds, back, tail = np.zeros(shape, small), np.zeros(shape, small), np.zeros(shape, small)
+    overflow, fill = np.zeros(shape, small), np.zeros(shape, small)
+    taken = np.zeros(shape, np.int16)
     # Of each way: step seconds (without fill and drain), seconds, backward, tail, bytes, and bytes
     # a micro-batch in flight.
     way, peak = np.zeros((6, most)), np.zeros(most)
@@ -79,21 +78,17 @@ def stage_table(
         for stop in range(1, cuts):
             peak[:] = 0.0
             for start in range(stop - 1, -1, -1):
+                low, high = ways.sums[v, :, start], ways.sums[v, :, stop]
                 for o in range(count):
-                    peak[o] = max(peak[o], ways.transient[v, o, start])
-                    b = ways.backward[v, o, stop] - ways.backward[v, o, start]
-                    red = ways.reduce[v, o, stop] - ways.reduce[v, o, start]
-                    late = max(share * ways.first_reduce[v, o, start], share * red - b)
-                    t = ways.forward[v, o, stop] - ways.forward[v, o, start] + b
-                    e = (
-                        ways.optimizer[v, o, stop]
-                        - ways.optimizer[v, o, start]
-                        + (1.0 - share) * red
-                        + late
-                    )
+                    peak[o] = max(peak[o], ways.transient[v, start, o])
+                    b = high[BACKWARD, o] - low[BACKWARD, o]
+                    red = high[REDUCE, o] - low[REDUCE, o]
+                    late = max(share * ways.first_reduce[v, start, o], share * red - b)
+                    t = high[FORWARD, o] - low[FORWARD, o] + b
+                    e = high[OPTIMIZER, o] - low[OPTIMIZER, o] + (1.0 - share) * red + late
                     way[0, o], way[1, o], way[2, o], way[3, o] = micro_batches * t + e, t, b, e
-                    way[4, o] = ways.static[v, o, stop] - ways.static[v, o, start] + peak[o]
-                    way[5, o] = ways.saved[v, o, stop] - ways.saved[v, o, start]
+                    way[4, o] = high[STATIC, o] - low[STATIC, o] + peak[o]
+                    way[5, o] = high[SAVED, o] - low[SAVED, o]
                 fastest = np.argmin(way[0, :count])
                 for k in range(depth - 1, -1, -1):
                     held = min(micro_batches, k + 1)

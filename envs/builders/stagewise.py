@@ -22,8 +22,8 @@ from rlplace.envs.types import Candidates, InstanceView
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan
 
-#: Instances whose tables a builder keeps.
-_KEPT_DESKS = 48
+#: Instances that a builder remembers, and bytes of their tables.
+_KEPT_DESKS, _KEPT_BYTES = 256, 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +190,14 @@ class StagewiseBuilder:
         key = instance_key(instance)
         if key not in self._desks:
             self._desks[key] = Desk(instance)
-            if len(self._desks) > _KEPT_DESKS:
+            while len(self._desks) > 1 and self._crowded():
                 self._desks.popitem(last=False)
         self._desks.move_to_end(key)
         return self._desks[key]
+
+    def _crowded(self) -> bool:
+        kept = sum(desk.bytes for desk in self._desks.values())
+        return len(self._desks) > _KEPT_DESKS or kept > _KEPT_BYTES
 
 
 def _choices(desk: Desk, placed: PlacedStage, count: int, held: int) -> tuple[GroupChoice, ...]:

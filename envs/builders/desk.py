@@ -271,19 +271,19 @@ class Desk:
     def _hop(self, order: tuple[int, ...], mesh: Mesh, border: int) -> tuple[float, float]:
         """Seconds and seconds a byte over a border: one stream a replica, a copy a tp rank.
 
-        Inside a node the replicas' streams run side by side; between nodes they share the NIC.
+        Inside a node the replicas' streams run side by side; between nodes those of one node
+        share its NIC. What is on the other side is not known yet; it is taken to be as wide.
         """
         if border == len(order):
             return 0.0, 0.0
         cluster = self.instance.cluster
-        ends = (order[border - 1 : border], order[border : border + 1])
+        ends = (mesh.devices[:1], order[border : border + 1])
         base = point_to_point(cluster, *ends, 1.0)
         slope = (point_to_point(cluster, *ends, 1e9) - base) / 1e9
-        crosses = cluster.devices[ends[0][0]].node != cluster.devices[ends[1][0]].node
-        copies = (
-            mesh.tp if crosses or len({cluster.devices[d].node for d in mesh.devices}) > 1 else 1
-        )
-        return base * copies, slope * copies / (1 if crosses else mesh.dp)
+        senders = {cluster.devices[device].node for device in mesh.devices[:: mesh.tp]}
+        crosses = cluster.devices[order[border]].node not in senders or len(senders) > 1
+        copies = mesh.tp if crosses else 1
+        return base * copies, slope * copies / (len(senders) if crosses else mesh.dp)
 
 
 def _stack(arrays: list[Floats]) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -67,17 +67,22 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
     )
 
 
-def memory_use(assembly: Assembly, activations: int) -> MemoryUse:
-    """Peak bytes of this rank: what stays, and what the activations needed on top."""
+def memory_use(assembly: Assembly, activations: int, device: torch.device) -> MemoryUse:
+    """Peak bytes of this rank: what stays, and what activations needed on top.
+
+    A GPU's allocator knows the peak; there, activations are what is left of it.
+    """
     held = [*assembly.params().values(), *assembly.buffers().values()]
     states = assembly.optimizer.state.values() if assembly.optimizer is not None else ()
     moments = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
-    return MemoryUse(
+    use = MemoryUse(
         params=tensor_bytes(held),
         gradients=assembly.reducer.gradient_bytes if assembly.reducer is not None else 0,
         optimizer=tensor_bytes(moments),
-        activations=activations,
     )
+    if device.type == "cuda":
+        activations = max(0, torch.cuda.max_memory_allocated(device) - int(use.total))
+    return replace(use, activations=activations)
 
 
 def traffic_of(assembly: Assembly) -> dict[str, int]:

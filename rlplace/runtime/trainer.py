@@ -25,6 +25,7 @@ from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek,
 from rlplace.runtime.reduce import BUCKET_BYTES
 from rlplace.runtime.validate import PRECISIONS, validate
 from rlplace.runtime.world import World, join
+from rlplace.simulate.types import MemoryUse
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,13 @@ def _train(
 ) -> Measurement:
     before = resident_peak()
     tracker = ActivationTracker([*assembly.params().values(), *assembly.buffers().values()])
-    notes = Notes([], [], [], [], memory_use(assembly, 0), 0, {})
+    notes = Notes([], [], [], [], MemoryUse(), 0, {})
     assembly.recorder.active = True
     for index in range(options.warmup + options.steps):
         if assembly.interpreter is not None:
             assembly.interpreter.track(None if index else tracker)
+        if index == 1 and world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(world.device)
         loss = _timed_step(world, plan, assembly, next(flow), notes)
         if (
             loss is not None
@@ -173,7 +176,7 @@ def _train(
             notes.losses.append(float(loss))
         if on_step is not None:
             on_step(index, notes.ends[-1] - notes.starts[-1])
-    notes.memory = memory_use(assembly, tracker.peak)
+    notes.memory = memory_use(assembly, tracker.peak, world.device)
     notes.resident = resident_peak() - before
     notes.traffic = traffic_of(assembly)
     result = measurement(world, plan, notes, options.warmup)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.errors import InputError
+from rlplace.graph.capture import capture
+from rlplace.graph.program import Program, export_program
+from rlplace.graph.types import OpGraph
+from rlplace.plan.types import Instance, Plan
+from rlplace.plan.uniform import uniform_plan
+from rlplace.runtime.validate import stand_in_cluster, validate
+
+EXAMPLE = {"x": torch.zeros(2, 3)}
+
+
+class Net(nn.Module):
+    """Returns the mean, or as many numbers as there are samples."""
+
+    def __init__(self, scalar: bool = True, constant: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.scalar, self.constant = scalar, constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        if self.constant:
+            out = out[:, [0, 2]]
+        return out.mean() if self.scalar else out.mean(1)
+
+
+@functools.cache
+def exported() -> tuple[Program, OpGraph]:
+    return export_program(Net(), (), EXAMPLE), capture(Net(), (), EXAMPLE)
+
+
+def plan(**degrees: int) -> Plan:
+    instance = Instance(exported()[1], stand_in_cluster(2), 4, precision="fp32")
+    return uniform_plan(instance, **degrees)  # type: ignore[arg-type]
+
+
+def test_a_legal_plan_passes() -> None:
+    program, graph = exported()
+    validate(plan(), graph, program, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"graph": "0" * 16}, "made for another graph"),
+        ({"precision": "bf16-mixed"}, "the runtime executes fp32, bf16"),
+        ({"micro_batches": 3}, "must divide the global batch of 4"),
+        ({"schedule": "zigzag"}, "must be one of gpipe, 1f1b"),
+    ],
+)
+def test_what_cannot_run_is_refused(change: dict[str, object], message: str) -> None:
+    program, graph = exported()
+    with pytest.raises(InputError, match=message):
+        validate(replace(plan(), **change), graph, program, 2)  # type: ignore[arg-type]
+
+
+def test_too_few_ranks_are_refused() -> None:
+    program, graph = exported()
+    with pytest.raises(InputError, match=r"torchrun started 1 ranks, the plan uses 2.*node 2"):
+        validate(plan(), graph, program, 1)
+
+
+def test_zero_levels_that_are_not_executed_are_refused() -> None:
+    program, graph = exported()
+    with pytest.raises(InputError, match="the runtime executes the ZeRO levels"):
+        validate(plan(dp_shard=2, zero=3), graph, program, 2)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (Net(scalar=False), "must be the mean loss, a scalar"),
+        (Net(constant=True), "make it a buffer in __init__"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_refused(net: Net, message: str) -> None:
+    graph = capture(net, (), EXAMPLE)
+    program = export_program(net, (), EXAMPLE)
+    instance = Instance(graph, stand_in_cluster(1), 4, precision="fp32")
+    with pytest.raises(InputError, match=message):
+        validate(uniform_plan(instance), graph, program, 1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,12 +68,14 @@ class Signature:
         output: Of the result.
         contracted: Labels that are summed over.
         origins: Labels on which a sharding may start.
+        units: Labels whose dims are so many equal units, between which alone they may be cut.
     """
 
     inputs: tuple[Labels, ...]
     output: Labels
     contracted: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()
+    units: Mapping[str, int] = field(default_factory=dict)
 
 
 def op_name(node: fx.Node) -> str:
@@ -176,6 +178,7 @@ def _cut(
         for arg, labels in zip(args, signature.inputs, strict=True)
         if label in labels
     }
+    sizes |= {signature.units.get(label, 0)} - {0}
     if not all(divides(size, degree, blocks) for size in sizes):
         return None
     output: Placement = Partial()
@@ -295,9 +298,10 @@ def _conv2d(node: fx.Node) -> Signature | None:
     if len(shape(args[0])) != 4:
         return None
     biases: list[Labels] = [("o",)] * (len(args) - 2)
-    if conv_groups(node) > 1:
+    groups = conv_groups(node)
+    if groups > 1:
         inputs = (("b", "o", None, None), ("o", None, None, None), *biases)
-        return Signature(inputs, ("b", "o", None, None))
+        return Signature(inputs, ("b", "o", None, None), units={"o": groups})
     inputs = (("b", "c", None, None), ("o", "c", None, None), *biases)
     return Signature(inputs, ("b", "o", None, None), frozenset("c"), ("o", "c"))
 

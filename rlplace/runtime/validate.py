@@ -41,7 +41,6 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
     match(program, graph)
     _check_supported(plan)
     _check_loss(program)
-    _check_constants(program)
 
 
 def _check_supported(plan: Plan) -> None:
@@ -53,17 +52,6 @@ def _check_supported(plan: Plan) -> None:
     if plan.precision not in PRECISIONS:
         rule = f"the runtime executes {', '.join(PRECISIONS)}"
         raise InputError("plan.precision", plan.precision, rule, "fp32")
-
-
-def _check_constants(program: Program) -> None:
-    buffers = set(program.exported.graph_signature.inputs_to_buffers.values())
-    for name, value in program.exported.constants.items():
-        if isinstance(value, torch.Tensor) and value.is_meta and name not in buffers:
-            rule = (
-                f"{name}, a tensor of shape {tuple(value.shape)} that forward makes of Python "
-                "numbers, has no value in an exported program; make it a buffer in __init__"
-            )
-            raise InputError("model", name, rule)
 
 
 def _check_loss(program: Program) -> None:

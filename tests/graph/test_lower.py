@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlplace.graph.axis import use_axis
-from rlplace.graph.layouts import solve
+from rlplace.graph.layouts import placements_of, solve
 from rlplace.graph.lower import Assignment, lower, route
 from rlplace.graph.program import Piece, Program, export_program, extract
 from rlplace.graph.rules import REPLICATE, Copied, Strategy, op_name, tensor_args
@@ -146,7 +146,7 @@ def test_convolution_by_out_channels_then_in_channels(degree: int) -> None:
     assignment = solve(piece, degree, [*(place for place, _ in piece.states), *piece.inputs])
 
     assert assignment is not None
-    assert list(assignment.states.values()) == [Shard(0), Shard(1)]
+    assert list(placements_of(piece, assignment).values()) == [Shard(0), Shard(1)]
     worst = _worst(Case("conv", piece, assignment, inputs))
     assert max(worst.outputs, worst.gradients) < 1e-5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ def uniform_plan(
     micro_batch: int | None = None,
     micro_batches: int | None = None,
     zero: int = 0,
+    sequence_parallel: bool = False,
     recompute: Recompute = "none",
     schedule: str = "1f1b",
     cuts: tuple[int, ...] | None = None,
@@ -42,6 +44,8 @@ def uniform_plan(
         micro_batches: Number of micro-batches; one of the two is enough, the default is about four
             a stage (one, without a pipeline) that divide the batch.
         zero: ZeRO level of every group.
+        sequence_parallel: Whether tp ranks cut the sequence between groups. Layouts with such
+            boundaries are not there yet, so True changes nothing, and warns.
         recompute: Recompute mode of every group.
         schedule: Name of the schedule.
         cuts: First group of each stage but the first; by default balanced.
@@ -50,6 +54,10 @@ def uniform_plan(
     Raises:
         InputError: If the degrees do not fit the devices, the groups or the batch.
     """
+    if sequence_parallel and tp > 1:
+        warnings.warn(
+            "sequence_parallel is ignored: the layouts have replicated boundaries", stacklevel=2
+        )
     ranks = tuple(range(len(instance.cluster.devices))) if devices is None else devices
     dp_replicate, dp_shard = _dp(len(ranks), pp, tp, dp_replicate, dp_shard, zero)
     dp = dp_replicate * dp_shard

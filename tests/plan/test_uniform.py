@@ -53,6 +53,23 @@ def test_a_zero_level_is_never_without_effect() -> None:
     assert (mesh.dp_replicate, mesh.dp_shard) == (1, 2)
 
 
+def test_an_ignored_setting_warns() -> None:
+    instance = _instance(devices=32, global_batch=256)
+    degrees: dict[str, Any] = {"pp": 2, "tp": 4, "dp_replicate": 4, "dp_shard": 1}
+    with pytest.warns(UserWarning, match="sequence_parallel is ignored"):
+        plan = uniform_plan(
+            instance,
+            **degrees,
+            micro_batch=1,
+            zero=1,
+            sequence_parallel=True,
+            recompute="none",
+            schedule="1f1b",
+        )
+    assert plan.micro_batches == 64
+    check(instance, plan)
+
+
 def test_a_group_without_a_layout_stays_replicated() -> None:
     instance = Instance(chain([1e9] * 4), cluster([[round_kind()] * 2]), 4)
     assert uniform_plan(instance, tp=2).stages[0].choices[0].layout == "replicate"

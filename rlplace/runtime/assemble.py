@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,15 @@ from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Placement
 from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import Mesh, Plan
-from rlplace.runtime.boundary import TensorSpec, borders, specs, stage_of
+from rlplace.runtime.connections import connections
 from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.model import Model, batched_inputs
-from rlplace.runtime.reduce import Reducer, Tied
+from rlplace.runtime.reduce import Reducer, Replicas, Tied, Trained
 from rlplace.runtime.shard import GroupAxis
 from rlplace.runtime.split import StageModule, split
-from rlplace.runtime.step import Border, Interpreter
-from rlplace.runtime.transfer import Channel, check_cuttable, messages
+from rlplace.runtime.step import Interpreter
+from rlplace.runtime.transfer import Channel
 from rlplace.runtime.world import World
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -82,50 +83,37 @@ def assemble(
         overlap: Reduce gradients while backward runs.
         bucket_bytes: Gradients that are reduced together.
     """
-    replicas, axes = _groups(world, plan)
+    groups = _groups(world, plan)
     tied = {name: world.group(ranks) for name, ranks in shared_params(plan, model)}
     assembly = Assembly(Recorder(world.rank, world.device))
     mesh = next((mesh for mesh in lanes(plan) if world.rank in mesh.devices), None)
     if mesh is None:
         return assembly
-    assembly.seed = 1 + min(mesh.devices) + mesh.devices.index(world.rank) // mesh.tp
+    replicas, axis = groups[world.rank]
     assembly.replica = mesh.devices.index(world.rank) // mesh.tp
-    if world.rank in axes:
-        assembly.axis = CountedAxis(GroupAxis(axes[world.rank]))
+    assembly.seed = 1 + min(mesh.devices) + assembly.replica
+    assembly.axis = CountedAxis(GroupAxis(axis)) if axis is not None else None
     states = LocalStates(model.states(), world.device, assembly.axis)
-    assembly.stages = {
-        index: split(
-            model.program, model.graph, plan, index, states, str(world.device), assembly.axis
-        )
-        for index, stage in enumerate(plan.stages)
-        if stage.mesh == mesh
-    }
     assembly.placements = states.placements
-    connections = _connections(world, plan, model)
-    assembly.channels = [c for b in connections.values() for c in (b.forward, b.backward)]
-    order, uses = _backward_order(assembly.stages)
+    assembly.stages = _stages(world, plan, model, mesh, states, assembly.axis)
+    borders = connections(world, plan, model)
+    assembly.channels = [c for b in borders.values() for c in (b.forward, b.backward)]
     params = assembly.params()
-    ties = [
-        _tie(params[name], name, group, states, assembly.axis)
-        for name, group in tied.items()
-        if name in params
-    ]
     assembly.reducer = Reducer(
-        [params[name] for name in order],
-        [uses[name] for name in order],
-        replicas.get(world.rank),
-        ties,
+        _trained(assembly.stages, params, zero_levels(plan, model, mesh)),
+        replicas,
+        [_tie(params[n], n, tied[n], states, assembly.axis) for n in tied if n in params],
         overlap=overlap,
         bucket_bytes=bucket_bytes,
     )
-    trained = [param for param in params.values() if param.requires_grad]
+    trained = assembly.reducer.trained
     assembly.optimizer = make_optimizer(trained) if trained else None
     assembly.interpreter = Interpreter(
         plan,
         assembly.replica,
         actions(plan)[lanes(plan).index(mesh)],
         assembly.stages,
-        connections,
+        borders,
         batched_inputs(model.program),
         assembly.reducer,
         assembly.optimizer,
@@ -172,71 +160,66 @@ def shared_params(plan: Plan, model: Model) -> list[tuple[str, tuple[int, ...]]]
     ]
 
 
-def _groups(world: World, plan: Plan) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The dp and the tp group of each rank; every rank makes all groups, in the same order."""
-    replicas: dict[int, Any] = {}
-    axes: dict[int, Any] = {}
+def zero_levels(plan: Plan, model: Model, mesh: Mesh) -> dict[str, int]:
+    """ZeRO level of each parameter on a mesh; the lowest, where groups differ."""
+    levels: dict[str, int] = {}
+    for stage in plan.stages:
+        groups = model.graph.groups[stage.start : stage.stop] if stage.mesh == mesh else ()
+        for group, choice in zip(groups, stage.choices, strict=False):
+            for name in group.params:
+                levels[name] = min(choice.zero, levels.get(name, choice.zero))
+    return levels
+
+
+def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any]]:
+    """The dp groups and the tp group of each rank; every rank makes all of them, in one order."""
+    found: dict[int, tuple[Replicas, Any]] = {}
     for mesh in lanes(plan):
-        for members in mesh.dp_groups() if mesh.dp > 1 else ():
-            replicas.update(dict.fromkeys(members, world.group(members)))
-        for members in mesh.tp_groups() if mesh.tp > 1 else ():
-            axes.update(dict.fromkeys(members, world.group(members)))
+        every = _members(world, mesh.dp_groups())
+        axes = _members(world, mesh.tp_groups())
+        runs = [members for dp in mesh.dp_groups() for members in _runs(dp, mesh.dp_shard)]
+        shards = _members(world, runs)
+        columns = [dp[i :: mesh.dp_shard] for dp in mesh.dp_groups() for i in range(mesh.dp_shard)]
+        replicate = _members(world, columns)
+        for rank in mesh.devices:
+            replicas = Replicas(every.get(rank), shards.get(rank), replicate.get(rank))
+            found[rank] = (replicas, axes.get(rank))
     world.direction(backward=True)
-    return replicas, axes
-
-
-def _connections(world: World, plan: Plan, model: Model) -> dict[int, Border]:
-    """The borders that this rank's stages touch, by the index of the later stage."""
-    crossing = borders(model.program, stage_of(model.graph, plan), len(plan.stages))
-    found: dict[int, Border] = {}
-    tag = 0
-    every = [_tensors(plan, model, border, nodes) for border, nodes in enumerate(crossing)]
-    each = sum(2 * sum(_count(plan, i, t, b) for b in (False, True)) for i, t in enumerate(every))
-    bounded = len(lanes(plan)) == len(plan.stages)
-    for index, tensors in enumerate(every):
-        earlier, later = plan.stages[index].mesh, plan.stages[index + 1].mesh
-        pair = []
-        for backward, ends in ((False, (earlier, later)), (True, (later, earlier))):
-            pair.append(
-                Channel(
-                    tensors,
-                    *ends,
-                    plan.micro_batch,
-                    backward,
-                    rank=world.rank,
-                    device=world.device,
-                    group=world.direction(backward),
-                    tags=(tag, each),
-                    bounded=bounded,
-                )
-            )
-            tag += _count(plan, index, tensors, backward)
-        if world.rank in (*earlier.devices, *later.devices):
-            found[index + 1] = Border(*pair)
     return found
 
 
-def _count(plan: Plan, border: int, tensors: Sequence[TensorSpec], backward: bool) -> int:
-    ends = (plan.stages[border].mesh, plan.stages[border + 1].mesh)
-    sender, receiver = ends[::-1] if backward else ends
-    return len(messages(tensors, sender, receiver, plan.micro_batch, backward))
+def _members(world: World, runs: Iterable[tuple[int, ...]]) -> dict[int, Any]:
+    """The process group of each rank, for runs of more than one."""
+    return {rank: world.group(run) for run in runs if len(run) > 1 for rank in run}
 
 
-def _tensors(plan: Plan, model: Model, border: int, nodes: list[Any]) -> tuple[TensorSpec, ...]:
-    tensors = specs(model.program, nodes)
-    if plan.stages[border].mesh.dp != plan.stages[border + 1].mesh.dp:
-        check_cuttable(tensors, border)
-    return tensors
+def _runs(ranks: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+    """Ranks in runs of `size`."""
+    return [ranks[start : start + size] for start in range(0, len(ranks), size)]
 
 
-def _backward_order(stages: dict[int, StageModule]) -> tuple[list[str], dict[str, int]]:
-    """Trained parameters, last used first, and how many of the stages use each."""
-    uses: dict[str, int] = {}
+def _stages(
+    world: World,
+    plan: Plan,
+    model: Model,
+    mesh: Mesh,
+    states: LocalStates,
+    axis: CountedAxis | None,
+) -> dict[int, StageModule]:
+    own = [index for index, stage in enumerate(plan.stages) if stage.mesh == mesh]
+    device = str(world.device)
+    return {i: split(model.program, model.graph, plan, i, states, device, axis) for i in own}
+
+
+def _trained(
+    stages: dict[int, StageModule], params: dict[str, nn.Parameter], levels: dict[str, int]
+) -> list[Trained]:
+    """Trained parameters, last used first."""
+    uses: Counter[str] = Counter()
     for index in sorted(stages, reverse=True):
-        for name, param in reversed(list(stages[index].named_parameters())):
-            if param.requires_grad:
-                uses[name] = uses.get(name, 0) + 1
-    return list(uses), uses
+        names = [name for name, param in stages[index].named_parameters() if param.requires_grad]
+        uses.update(reversed(names))
+    return [Trained(params[name], count, levels[name]) for name, count in uses.items()]
 
 
 def _tie(

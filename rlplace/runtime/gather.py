@@ -87,8 +87,11 @@ def memory_use(assembly: Assembly, activations: int, device: torch.device) -> Me
 
 def traffic_of(assembly: Assembly) -> dict[str, int]:
     """Bytes that this rank gave to each kind of communication so far."""
-    traffic = Counter({"p2p": sum(channel.bytes_sent for channel in assembly.channels)})
-    traffic["all_reduce"] = assembly.reducer.bytes_reduced if assembly.reducer is not None else 0
+    traffic: Counter[str] = Counter(
+        {"all_reduce": 0, "p2p": sum(channel.bytes_sent for channel in assembly.channels)}
+    )
+    if assembly.reducer is not None:
+        traffic.update(assembly.reducer.traffic)
     if assembly.axis is not None:
         traffic.update(assembly.axis.traffic)
     return dict(traffic)
@@ -96,6 +99,8 @@ def traffic_of(assembly: Assembly) -> dict[str, int]:
 
 def full_tensors(world: World, assembly: Assembly) -> dict[str, torch.Tensor]:
     """Gradients, weights and buffers of the whole model, on rank 0; empty on the others."""
+    if assembly.reducer is not None:
+        assembly.reducer.complete()
     every: list[Any] | None = [None] * world.size if world.rank == 0 else None
     dist.gather_object(_shards(assembly) if assembly.replica == 0 else {}, every)
     found: dict[tuple[str, int], dict[int, tuple[torch.Tensor, Placement]]] = {}

@@ -1,11 +1,11 @@
 """Gradients summed over replicas, in buckets that start while backward still runs.
 
-The gradients of a bucket are views of one flat buffer, so a collective needs no copy. A bucket
-starts when its last gradient is complete, always in the same order on every rank.
+A bucket starts when its last gradient is complete, always in the same order on every rank.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlplace.graph.types import Placement, Shard
+from rlplace.runtime.buckets import Bucket, ShardedBucket
 
 BUCKET_BYTES = 25_000_000
 
@@ -39,28 +40,42 @@ class Tied:
     size: int = 1
 
 
-class Bucket:
-    """Parameters whose gradients share a flat buffer."""
+@dataclass(frozen=True)
+class Replicas:
+    """The process groups of one rank's replicas.
 
-    def __init__(self, params: Sequence[nn.Parameter], uses: Sequence[int]) -> None:
-        self.uses = dict(zip(map(id, params), uses, strict=True))
-        first = params[0]
-        total = sum(param.numel() for param in params)
-        self.flat = torch.zeros(total, dtype=first.dtype, device=first.device)
-        self.missing = 0
-        offset = 0
-        for param in params:
-            param.grad = self.flat[offset : offset + param.numel()].view_as(param)
-            offset += param.numel()
+    Args:
+        every: All replicas, None where there is one.
+        shards: The dp_shard axis, None where it has one device.
+        replicate: The dp_replicate axis, None where it has one device.
+    """
+
+    every: Any = None
+    shards: Any = None
+    replicate: Any = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that this rank trains.
+
+    Args:
+        param: The parameter, or this rank's shard of it.
+        uses: How many of the rank's stages use it.
+        zero: ZeRO level.
+    """
+
+    param: nn.Parameter
+    uses: int = 1
+    zero: int = 0
 
 
 class Reducer:
-    """Sums the gradients of one rank's parameters over its dp group.
+    """Sums the gradients of one rank's parameters over its replicas.
 
     Args:
         params: The parameters, in the order in which backward completes their gradients.
-        uses: How many of the rank's stages use each of them.
-        group: Process group of the replicas, None for one replica.
+        groups: The replicas.
         tied: Parameters that other meshes hold too; they are among `params`.
         overlap: Start buckets during backward; otherwise all at the end.
         bucket_bytes: Size of a bucket.
@@ -68,39 +83,46 @@ class Reducer:
 
     def __init__(
         self,
-        params: Sequence[nn.Parameter],
-        uses: Sequence[int],
-        group: Any,
+        params: Sequence[Trained],
+        groups: Replicas,
         tied: Iterable[Tied] = (),
         *,
         overlap: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._group, self._overlap = group, overlap
-        self._tied = tuple(tied)
+        self._overlap, self._tied = overlap, tuple(tied)
         shared = {id(one.param) for one in self._tied}
-        counts = list(zip(params, uses, strict=True))
-        own = [(param, count) for param, count in counts if id(param) not in shared]
-        self._buckets = [Bucket(*zip(*part, strict=True)) for part in _cut(own, bucket_bytes)]
-        self._alone = [Bucket([param], [count]) for param, count in counts if id(param) in shared]
+        own = [one for one in params if id(one.param) not in shared]
+        self._buckets = [_bucket(run, groups) for run in _cut(own, bucket_bytes)]
+        alone = (one for one in params if id(one.param) in shared)
+        self._alone = [Bucket([one.param], [one.uses], None) for one in alone]
         self._owner = {key: bucket for bucket in self._buckets for key in bucket.uses}
         self._armed = False
         self._next = 0
-        self._works: list[Any] = []
-        for param, _ in own:
-            param.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
-        self.bytes_reduced = 0
+        for one in own:
+            hook = one.param.register_post_accumulate_grad_hook
+            hook(self._ready)  # type: ignore[no-untyped-call]
+        self._traffic: Counter[str] = Counter()
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimizer of this rank steps."""
+        return [param for bucket in self._buckets + self._alone for param in bucket.trained]
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients that this rank holds."""
-        return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets + self._alone)
+        return sum(bucket.gradient_bytes for bucket in self._buckets + self._alone)
+
+    @property
+    def traffic(self) -> Counter[str]:
+        """Bytes given to each collective so far."""
+        return sum((bucket.traffic for bucket in self._buckets), self._traffic)
 
     def start(self) -> None:
         """Zero the gradients for a new step."""
         for bucket in self._buckets + self._alone:
-            bucket.flat.zero_()
-            bucket.missing = sum(bucket.uses.values())
+            bucket.start()
         self._next = 0
 
     def arm(self, last: bool) -> None:
@@ -112,12 +134,22 @@ class Reducer:
         while self._next < len(self._buckets):
             self._launch()
         wholes = [self._launch_tied(one) for one in self._tied]
-        for work in self._works:
+        for bucket in self._buckets:
+            bucket.settle()
+        for one, (whole, work) in zip(self._tied, wholes, strict=True):
             work.wait()
-        self._works.clear()
-        for one, whole in zip(self._tied, wholes, strict=True):
             part, grad = _aligned(whole, one)
             grad.copy_(part)
+
+    def publish(self) -> None:
+        """After the optimizer step: give the other replicas what this rank alone has stepped."""
+        for bucket in self._buckets:
+            bucket.publish()
+
+    def complete(self) -> None:
+        """Make all gradients whole on every rank, so that they can be looked at."""
+        for bucket in self._buckets:
+            bucket.complete()
 
     def _ready(self, param: torch.Tensor) -> None:
         if not self._armed:
@@ -131,13 +163,10 @@ class Reducer:
             self._launch()
 
     def _launch(self) -> None:
-        flat = self._buckets[self._next].flat
+        self._buckets[self._next].launch()
         self._next += 1
-        if self._group is not None:
-            self._works.append(dist.all_reduce(flat, group=self._group, async_op=True))
-            self.bytes_reduced += flat.numel() * flat.element_size()
 
-    def _launch_tied(self, one: Tied) -> torch.Tensor:
+    def _launch_tied(self, one: Tied) -> tuple[torch.Tensor, Any]:
         """Start the sum over all holders: each puts what it has into the whole."""
         grad = one.param.grad
         assert grad is not None
@@ -145,9 +174,8 @@ class Reducer:
         part, own = _aligned(whole, one)
         # A replicated gradient is the same on every tp rank, and counts once.
         part.add_(own, alpha=1.0 if isinstance(one.placement, Shard) else 1.0 / one.size)
-        self._works.append(dist.all_reduce(whole, group=one.group, async_op=True))
-        self.bytes_reduced += whole.numel() * whole.element_size()
-        return whole
+        self._traffic["all_reduce"] += whole.numel() * whole.element_size()
+        return whole, dist.all_reduce(whole, group=one.group, async_op=True)
 
 
 def _aligned(whole: torch.Tensor, one: Tied) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,16 +190,22 @@ def _aligned(whole: torch.Tensor, one: Tied) -> tuple[torch.Tensor, torch.Tensor
     return runs.select(dim + 1, one.rank), grad.view(*before, blocks, -1, *after)
 
 
-def _cut(
-    params: Sequence[tuple[nn.Parameter, int]], limit: int
-) -> list[list[tuple[nn.Parameter, int]]]:
-    """Runs of parameters of one dtype, each up to about `limit` bytes."""
-    parts: list[list[tuple[nn.Parameter, int]]] = []
-    size = 0
-    for param, count in params:
-        if not parts or size >= limit or parts[-1][0][0].dtype != param.dtype:
-            parts.append([])
-            size = 0
-        parts[-1].append((param, count))
-        size += param.numel() * param.element_size()
-    return parts
+def _bucket(run: Sequence[Trained], groups: Replicas) -> Bucket:
+    params, uses = [one.param for one in run], [one.uses for one in run]
+    if run[0].zero and groups.shards is not None:
+        return ShardedBucket(params, uses, groups.shards, groups.replicate)
+    return Bucket(params, uses, groups.every)
+
+
+def _cut(params: Sequence[Trained], limit: int) -> list[list[Trained]]:
+    """Runs of parameters of one dtype and ZeRO level, each up to about `limit` bytes."""
+    runs: list[list[Trained]] = []
+    size, last = 0, None
+    for one in params:
+        kind = (one.param.dtype, one.zero)
+        if size >= limit or kind != last:
+            runs.append([])
+            size, last = 0, kind
+        runs[-1].append(one)
+        size += one.param.numel() * one.param.element_size()
+    return runs

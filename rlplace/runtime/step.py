@@ -14,19 +14,12 @@ from typing import Any
 import torch
 
 from rlplace.plan.types import Action, Plan
+from rlplace.runtime.connections import Border
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.memory import ActivationTracker
 from rlplace.runtime.reduce import Reducer
 from rlplace.runtime.split import StageModule, hold_nothing
-from rlplace.runtime.transfer import Channel, Receipt
-
-
-@dataclass(frozen=True)
-class Border:
-    """Both directions of the border before a stage."""
-
-    forward: Channel
-    backward: Channel
+from rlplace.runtime.transfer import Receipt
 
 
 @dataclass
@@ -106,6 +99,7 @@ class Interpreter:
         if self._optimizer is not None:
             with self._recorder.event("optimizer"):
                 self._optimizer.step()
+                self._reducer.publish()
         for border in self._borders.values():
             border.forward.settle()
             border.backward.settle()

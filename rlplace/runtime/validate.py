@@ -15,7 +15,7 @@ from rlplace.plan.types import Instance, Plan
 from rlplace.runtime.split import match
 
 #: ZeRO levels and precisions that the runtime executes.
-ZERO_LEVELS = (0,)
+ZERO_LEVELS = (0, 1)
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -48,7 +48,9 @@ def _check_supported(plan: Plan) -> None:
         levels = {choice.zero for choice in stage.choices}
         if stage.mesh.dp_shard > 1 and not levels <= set(ZERO_LEVELS):
             rule = f"the runtime executes the ZeRO levels {', '.join(map(str, ZERO_LEVELS))}"
-            raise InputError(f"plan.stages[{index}].choices.zero", sorted(levels), rule, 0)
+            raise InputError(
+                f"plan.stages[{index}].choices.zero", sorted(levels), rule, ZERO_LEVELS[-1]
+            )
     if plan.precision not in PRECISIONS:
         rule = f"the runtime executes {', '.join(PRECISIONS)}"
         raise InputError("plan.precision", plan.precision, rule, "fp32")

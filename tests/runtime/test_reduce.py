@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlplace.runtime.reduce import Reducer
+from rlplace.runtime.reduce import Reducer, Replicas, Trained
 
 
 def test_gradients_accumulate_in_flat_buckets() -> None:
@@ -14,7 +14,7 @@ def test_gradients_accumulate_in_flat_buckets() -> None:
     wanted = [param.grad for param in net.parameters()]
     net.zero_grad()
     params = list(net.parameters())[::-1]
-    reducer = Reducer(params, [1] * len(params), None, bucket_bytes=100)
+    reducer = Reducer([Trained(param) for param in params], Replicas(), bucket_bytes=100)
     for _ in range(2):
         reducer.start()
         for last in (False, True):
@@ -24,7 +24,8 @@ def test_gradients_accumulate_in_flat_buckets() -> None:
         for param, grad in zip(net.parameters(), wanted, strict=True):
             assert grad is not None
             torch.testing.assert_close(param.grad, grad)
-    assert reducer.bytes_reduced == 0
+    assert not reducer.traffic
+    assert reducer.trained == params
     assert reducer.gradient_bytes == 4 * sum(param.numel() for param in params)
     storages = {p.grad.untyped_storage().data_ptr() for p in params if p.grad is not None}
     assert len(storages) == 2
@@ -32,7 +33,7 @@ def test_gradients_accumulate_in_flat_buckets() -> None:
 
 def test_one_dtype_a_bucket() -> None:
     params = [nn.Parameter(torch.zeros(2, dtype=d)) for d in (torch.float32, torch.float64)]
-    Reducer(params, [1, 1], None)
+    Reducer([Trained(param) for param in params], Replicas())
     first, second = (param.grad for param in params)
     assert first is not None
     assert second is not None

@@ -44,6 +44,8 @@ class Case:
         meshes: (dp, tp) of each stage, on devices in order.
         micro_batches, schedule, recompute: As in the plan.
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
+        zero: ZeRO level.
+        shard: Size of the dp_shard axis, where there are so many replicas.
         options: What differs from the default options.
         exact: Whether the order of sums is that of one process too.
     """
@@ -54,6 +56,8 @@ class Case:
     schedule: str = "1f1b"
     recompute: Recompute = "none"
     cuts: tuple[float, ...] = ()
+    zero: int = 0
+    shard: int = 1
     options: tuple[tuple[str, int], ...] = ()
     exact: bool = False
 
@@ -72,11 +76,13 @@ class Case:
         bounds = [0, *(round(share * len(graph.groups)) for share in shares), len(graph.groups)]
         stages, device = [], 0
         for index, (dp, tp) in enumerate(self.meshes):
-            mesh = Mesh(tuple(range(device, device + dp * tp)), dp_replicate=dp, tp=tp)
+            shard = min(dp, self.shard)
+            devices = tuple(range(device, device + dp * tp))
+            mesh = Mesh(devices, dp // shard, shard, tp=tp)
             device += dp * tp
             groups = range(bounds[index], bounds[index + 1])
             layouts = [graph.structure(group).layouts_at(tp)[-1].name for group in groups]
-            choices = tuple(GroupChoice(name, recompute=self.recompute) for name in layouts)
+            choices = tuple(GroupChoice(name, self.zero, self.recompute) for name in layouts)
             stages.append(Stage(groups.start, groups.stop, mesh, choices))
         instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
         return make_plan(instance, tuple(stages), self.micro_batches, self.schedule)
@@ -127,6 +133,13 @@ CASES = {
     "dp1 then dp2": Case("gpt", ((1, 1), (2, 1)), 2),
     "dp2 then dp1": Case("llama", ((2, 1), (1, 1)), 2),
     "t5 dp1, dp2, dp1": Case("t5", ((1, 1), (2, 1), (1, 1)), 2),
+    "zero1": Case("gpt", ((2, 1),), 2, zero=1, shard=2),
+    "zero1, many buckets": Case(
+        "llama", ((2, 1),), 2, zero=1, shard=2, options=(("bucket_bytes", 3000),)
+    ),
+    "zero1 x pp2": Case("gpt", ((2, 1), (2, 1)), 2, zero=1, shard=2),
+    "zero1 x tp2": Case("llama", ((2, 2),), 2, zero=1, shard=2),
+    "zero1, two replicas of the shards": Case("llama", ((4, 1),), 1, zero=1, shard=2),
     "dp4": Case("gpt", ((4, 1),), 2, recompute="full"),
 }
 

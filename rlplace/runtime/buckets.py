@@ -74,7 +74,7 @@ class Bucket:
     def _views(self, flat: Tensor) -> list[Tensor]:
         """The part of a flat buffer of each parameter, in its shape."""
         sizes = [param.numel() for param in self.params]
-        parts = flat[: sum(sizes)].split(sizes)
+        parts = torch.split(flat[: sum(sizes)], sizes)
         return [part.view_as(param) for part, param in zip(parts, self.params, strict=True)]
 
 

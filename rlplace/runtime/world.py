@@ -19,7 +19,6 @@ from rlplace.errors import InputError, RankFailedError
 
 T = TypeVar("T")
 
-_FAILURE = "rlplace/failure"
 #: Seconds that a rank gives the one that failed first to say why.
 _GRACE = 1.0
 
@@ -115,7 +114,8 @@ class World:
         if isinstance(error, RuntimeError):
             time.sleep(_GRACE)  # a lost connection is an echo: the rank that caused it speaks first
         try:
-            first = json.loads(self.store.compare_set(_FAILURE, "", json.dumps(own)).decode())
+            key = f"rlplace/failure/{self.joined}"
+            first = json.loads(self.store.compare_set(key, "", json.dumps(own)).decode())
         except (RuntimeError, ValueError):
             first = own
         return RankFailedError(f"rank {first['rank']} failed: {first['cause']}")
@@ -176,5 +176,6 @@ def _init(backend: str, timeout: float) -> None:
 def pin(local_rank: int) -> None:
     """Give this rank a core of its own (or its share of one) and one thread."""
     torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[local_rank % len(cores)]})
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[local_rank % len(cores)]})

@@ -46,6 +46,7 @@ class Case:
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
         zero: ZeRO level.
         shard: Size of the dp_shard axis, where there are so many replicas.
+        rounds: How often the stages go over the meshes (virtual stages).
         options: What differs from the default options.
         exact: Whether the order of sums is that of one process too.
     """
@@ -58,6 +59,7 @@ class Case:
     cuts: tuple[float, ...] = ()
     zero: int = 0
     shard: int = 1
+    rounds: int = 1
     options: tuple[tuple[str, int], ...] = ()
     exact: bool = False
 
@@ -71,17 +73,20 @@ class Case:
         return 2 if self.ranks <= 2 else 4
 
     def plan(self) -> Plan:
-        graph, count = graph_of(self.model), len(self.meshes)
+        graph, count = graph_of(self.model), len(self.meshes) * self.rounds
         shares = self.cuts or tuple(index / count for index in range(1, count))
         bounds = [0, *(round(share * len(graph.groups)) for share in shares), len(graph.groups)]
-        stages, device = [], 0
-        for index, (dp, tp) in enumerate(self.meshes):
+        meshes, device = [], 0
+        for dp, tp in self.meshes:
             shard = min(dp, self.shard)
             devices = tuple(range(device, device + dp * tp))
-            mesh = Mesh(devices, dp // shard, shard, tp=tp)
+            meshes.append(Mesh(devices, dp // shard, shard, tp=tp))
             device += dp * tp
+        stages = []
+        for index in range(count):
+            mesh = meshes[index % len(meshes)]
             groups = range(bounds[index], bounds[index + 1])
-            layouts = [graph.structure(group).layouts_at(tp)[-1].name for group in groups]
+            layouts = [graph.structure(group).layouts_at(mesh.tp)[-1].name for group in groups]
             choices = tuple(GroupChoice(name, self.zero, self.recompute) for name in layouts)
             stages.append(Stage(groups.start, groups.stop, mesh, choices))
         instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
@@ -140,6 +145,9 @@ CASES = {
     "zero1 x pp2": Case("gpt", ((2, 1), (2, 1)), 2, zero=1, shard=2),
     "zero1 x tp2": Case("llama", ((2, 2),), 2, zero=1, shard=2),
     "zero1, two replicas of the shards": Case("llama", ((4, 1),), 1, zero=1, shard=2),
+    "interleaved": Case("gpt-untied", ((1, 1), (1, 1)), 4, rounds=2, exact=True),
+    "interleaved, tied, gpipe": Case("gpt", ((1, 1), (1, 1)), 4, "gpipe", rounds=2),
+    "interleaved t5, three rounds": Case("t5", ((1, 1), (1, 1)), 2, rounds=3),
     "dp4": Case("gpt", ((4, 1),), 2, recompute="full"),
 }
 

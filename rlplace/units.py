@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from rlplace.errors import InputError
 
@@ -92,6 +93,17 @@ def _three_digits(number: float) -> str:
     size = abs(number)
     digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
     return f"{number:.{digits}f}" if number else "0"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``"0-7,16"``: numbers as sorted runs."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
 
 
 def _positive(field: str, number: float, value: object) -> float:

@@ -15,6 +15,7 @@ from rlplace.units import (
     parse_bandwidth,
     parse_size,
     parse_time,
+    ranges,
 )
 
 
@@ -126,3 +127,8 @@ def test_nearest_names() -> None:
     known = ("A100-40", "A100-80", "H100-80", "T4")
     assert nearest_names("a100-80", known) == "A100-80, H100-80, A100-40"
     assert nearest_names("quantum", known) is None
+
+
+def test_ranges_are_sorted_runs() -> None:
+    assert ranges([3, 0, 1, 2, 8, 6, 5]) == "0-3,5-6,8"
+    assert ranges([]) == ""

@@ -156,7 +156,7 @@ def _group(
         for phase in ("forward", "backward")
     }
     gather, scatter, reduce, publish = _states_traffic(instance, work, choice, looks)
-    redo = forward + exchange["forward"] + gather if choice.recompute == "full" else 0.0
+    redo = forward + exchange["forward"] if choice.recompute == "full" else 0.0
     optimizer = _optimizer_seconds(instance, work, choice, mesh, kinds) * looks.turns
     return GroupCost(
         forward=forward + exchange["forward"] + max(0.0, gather - overlap * forward),

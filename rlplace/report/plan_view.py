@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.simulate.types import Estimate
-from rlplace.units import GIB, format_seconds
+from rlplace.units import GIB, format_seconds, ranges
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def stage_rows(instance: Instance, plan: Plan, estimate: Estimate) -> list[Stage
             StageRow(
                 stage=index,
                 groups=_groups(instance, stage),
-                devices=f"{_ranges(stage.mesh.devices)} {_kinds(instance, stage.mesh)}",
+                devices=f"{ranges(stage.mesh.devices)} {_kinds(instance, stage.mesh)}",
                 mesh=_mesh(stage.mesh),
                 layout=_layout(stage),
                 memory=peak,
@@ -164,17 +164,6 @@ def _groups(instance: Instance, stage: Stage) -> str:
     first, last = names[stage.start].name, names[stage.stop - 1].name
     span = first if first == last else f"{first} to {last}"
     return f"{stage.stop - stage.start}: {span}"
-
-
-def _ranges(devices: tuple[int, ...]) -> str:
-    """``0-7,16`` for sorted runs of ranks."""
-    runs: list[list[int]] = []
-    for device in sorted(devices):
-        if runs and runs[-1][1] == device - 1:
-            runs[-1][1] = device
-        else:
-            runs.append([device, device])
-    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in runs)
 
 
 def _kinds(instance: Instance, mesh: Mesh) -> str:

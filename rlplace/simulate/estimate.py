@@ -16,7 +16,7 @@ from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.simulate.stages import StageCost, boundaries, stage_cost
 from rlplace.simulate.timeline import Floats, Ints, Orders, Times, orders, simulate
 from rlplace.simulate.types import Estimate, Event, MemoryUse, StageEstimate, Timeline
-from rlplace.units import format_bytes
+from rlplace.units import format_bytes, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,16 +218,17 @@ class Estimator:
         return tuple(uses)
 
     def _reasons(self, totals: tuple[float, ...]) -> tuple[str, ...]:
-        over = [d for d, size in enumerate(totals) if size > self._limits[d]]
-        texts: dict[tuple[float, float], str] = {}
-        for size, limit in {(totals[d], self._limits[d]) for d in over}:
-            texts[size, limit] = (
-                f"needs {format_bytes(size)}, {format_bytes(size - limit)} over its limit of "
-                f"{format_bytes(limit)}"
-            )
-        devices = self.instance.cluster.devices
+        """One line for all devices of a kind that miss by the same."""
+        over: dict[tuple[str, float, float], list[int]] = {}
+        for device, (size, limit) in enumerate(zip(totals, self._limits, strict=True)):
+            if size > limit:
+                kind = self.instance.cluster.devices[device].kind
+                over.setdefault((kind, size, limit), []).append(device)
         return tuple(
-            f"device {d} ({devices[d].kind}) {texts[totals[d], self._limits[d]]}" for d in over
+            f"device{'s' if len(found) > 1 else ''} {ranges(found)} ({kind}) "
+            f"need{'' if len(found) > 1 else 's'} {format_bytes(size)}, "
+            f"{format_bytes(size - limit)} over the limit of {format_bytes(limit)}"
+            for (kind, size, limit), found in over.items()
         )
 
     def _breakdown(self, plan: Plan, run: _Run, step_time: float) -> tuple[StageEstimate, ...]:

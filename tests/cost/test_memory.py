@@ -111,5 +111,5 @@ def test_seven_billion_parameters_on_one_a100() -> None:
     assert found.peak_memory[0] == pytest.approx(needs)
     assert found.reasons == (
         f"device 0 (A100-80) needs {format_bytes(needs)}, {format_bytes(needs - limit)} "
-        f"over its limit of {format_bytes(limit)}",
+        f"over the limit of {format_bytes(limit)}",
     )

@@ -81,20 +81,34 @@ def solve(
 ) -> Assignment | None:
     """The strategies of the ``shard`` layout, or None if nothing can be sharded.
 
-    The same arguments give the same assignment; with the placements of a `Layout` pinned it is the
-    assignment that the layout was made from. Arguments as for `find_layouts`.
+    The same arguments give the same assignment, and so do the placements of a `Layout` when they
+    are pinned: the search runs once to place the states and once more with all of them pinned.
+    Arguments as for `find_layouts`.
 
     Raises:
         InputError: If the degree is below 2.
     """
     if degree < 2:
         raise InputError("degree", degree, "a tp axis has at least 2 devices", 2)
-    facts = Facts.of(piece, degree, grads, pinned or {})
+    placed = _cheapest_sharded(piece, degree, grads, pinned or {})
+    if placed is None:
+        return None
+    return _cheapest_sharded(piece, degree, grads, placements_of(piece, placed))
+
+
+def _cheapest_sharded(
+    piece: Piece, degree: int, grads: Collection[str], pinned: Mapping[str, Placement]
+) -> Assignment | None:
+    """At the first price at which FLOPs are shared; else parameters; else None."""
+    facts = Facts.of(piece, degree, grads, pinned)
+    smaller: Assignment | None = None
     for link in LINK_FLOPS:
         found = Search(facts, link).run()
-        if found is not None:
+        if any(flops and found.strategy(node).sharded for node, flops in facts.flops.items()):
             return found
-    return None
+        if any(isinstance(placement, Shard) for placement in found.states.values()):
+            smaller = smaller or found
+    return smaller
 
 
 def legal_degrees(piece: Piece, up_to: int) -> tuple[int, ...]:

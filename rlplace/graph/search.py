@@ -40,6 +40,8 @@ from rlplace.graph.types import Partial, Placement, Replicate, Shard
 MOVE_SHARE = 1.0 / 15.0
 #: FLOPs that a parameter held is worth.
 HELD_FLOPS = 20.0
+#: How much dearer it is to gather a state, in every micro-batch, than an activation: a last resort.
+GATHERED_STATE = 100.0
 #: Partial choices that are kept after each node.
 BEAM = 64
 
@@ -198,8 +200,8 @@ class Search:
     facts: Facts
     link: float
 
-    def run(self) -> Assignment | None:
-        """The cheapest assignment, or None if that is to share neither FLOPs nor parameters."""
+    def run(self) -> Assignment:
+        """The cheapest assignment."""
         beam = [_State()]
         for index, node in enumerate(self.facts.nodes):
             if node in self.facts.options:
@@ -288,6 +290,8 @@ class Search:
         if isinstance(step, Copied):
             return self._all_reduce(size) if value in self.facts.grads else 0.0
         sends = isinstance(step, Replicate) or value in self.facts.grads
+        if isinstance(step, Replicate) and value in self.facts.states:
+            size *= GATHERED_STATE
         return self._move(2.0 * size) + (self._all_reduce(size) if sends else 0.0)
 
     def _move(self, size: float) -> float:
@@ -327,14 +331,12 @@ class Search:
             after.trail = state.trail
             yield after
 
-    def _assignment(self, state: _State) -> Assignment | None:
+    def _assignment(self, state: _State) -> Assignment:
         chosen: dict[str, Strategy] = {}
         states: dict[str, Placement] = {}
-        gain, trail = False, state.trail
+        trail = state.trail
         while trail:
             (node, strategy, placed), trail = trail
             chosen[node.name] = strategy
             states |= {arg.name: placement for arg, placement in placed.items()}
-            gain |= strategy.sharded and self.facts.flops[node] > 0.0
-        gain |= any(isinstance(placement, Shard) for placement in states.values())
-        return Assignment(self.facts.degree, chosen, states) if gain else None
+        return Assignment(self.facts.degree, chosen, states)

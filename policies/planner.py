@@ -32,13 +32,13 @@ class RolloutConfig:
         first_choices: Greedy rollouts, each from another first decision, the best ones first.
         samples: Sampled rollouts after these.
         temperature: Of the samples; 1 is the policy itself.
-        batch: Rollouts that move in step.
+        batch: Rollouts that move in step; the budget is looked at between batches.
     """
 
     first_choices: int = 8
     samples: int = 16
     temperature: float = 1.0
-    batch: int = 16
+    batch: int = 4
 
 
 @dataclass

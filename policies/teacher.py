@@ -3,8 +3,13 @@
 The search starts from what the policy proposes and then deviates: it goes back to a decision of
 one of its best plans, takes another candidate, and lets the policy finish (limited discrepancy
 search, Harvey and Ginsberg 1995, with random discrepancies). Plans found elsewhere, such as by
-annealing, join where the builder can follow them. Targets are soft: a candidate counts by the
-best plan that was found behind it, so near-optimal ones share.
+annealing, join where the builder can follow them.
+
+Targets are the policy that led the search, improved: its probabilities times exp(-value /
+tolerance), where a candidate's value is the best that was found behind it, and that of the
+policy's own favourite where nothing was (completed values, Danihelka et al. 2022,
+https://openreview.net/forum?id=bERaNdoegnO). So where the leader was right nothing is taught, and
+ties are not broken by chance.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import numpy as np
 
 from rlplace.envs.types import FloatArray
 from rlplace.policies.planner import Path, RolloutConfig, Rollouts, proposals
-from rlplace.policies.types import Recorder, Records
+from rlplace.policies.types import DoubleArray, Recorder, Records
 
 #: The value of a complete state, smaller is better: ln(step time) plus the price of overflow.
 Objective = Callable[[Any], float]
@@ -93,7 +98,8 @@ def records_of(rollouts: Rollouts, found: dict[Path, float], config: TeacherConf
             values[index] = behind.get((*prefix, int(index)), np.inf)
         # A state with one way on teaches nothing.
         if candidates.mask.sum() > 1:
-            recorder.add(candidates, len(prefix), _soft(values, config.tolerance))
+            log_probs = rollouts.log_probs(prefix)
+            recorder.add(candidates, len(prefix), _improved(log_probs, values, config.tolerance))
     return recorder.records()
 
 
@@ -109,6 +115,11 @@ def _deviate(rollouts: Rollouts, best: list[Path], config: TeacherConfig) -> Pat
     return (*path[:length], int(np.argmax(noisy)))
 
 
-def _soft(values: np.ndarray[Any, np.dtype[np.float64]], tolerance: float) -> FloatArray:
-    weights: FloatArray = np.exp((values.min() - values) / tolerance).astype(np.float32)
+def _improved(log_probs: FloatArray, values: DoubleArray, tolerance: float) -> FloatArray:
+    """Probabilities of the leader's improved policy; values are infinite where unknown."""
+    known = np.isfinite(values)
+    favourite = values[int(np.argmax(log_probs))]
+    rest = favourite if np.isfinite(favourite) else values[known].max()
+    scores = log_probs - np.where(known, values, rest) / tolerance
+    weights: FloatArray = np.exp(scores - scores.max()).astype(np.float32)
     return weights

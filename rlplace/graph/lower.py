@@ -17,19 +17,21 @@ import torch
 from torch import fx
 
 from rlplace.graph import axis
-from rlplace.graph.program import Piece
-from rlplace.graph.rules import (
-    REPLICATE,
+from rlplace.graph.nodes import (
     SPLITS,
-    Copied,
-    Strategy,
-    Want,
     conv_groups,
     is_tensor,
     op_name,
     split_parts,
     tensor_args,
     written_args,
+)
+from rlplace.graph.program import Piece
+from rlplace.graph.rules import (
+    REPLICATE,
+    Copied,
+    Strategy,
+    Want,
 )
 from rlplace.graph.types import Partial, Placement, Replicate, Shard
 

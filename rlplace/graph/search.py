@@ -18,20 +18,22 @@ from typing import Any
 from torch import Tensor, fx
 
 from rlplace.graph.lower import Assignment, route
+from rlplace.graph.nodes import (
+    RESHAPES,
+    SPLITS,
+    op_name,
+    split_parts,
+    tensor_args,
+    written_args,
+)
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import (
     REPLICATE,
-    RESHAPES,
-    SPLITS,
     Copied,
     Strategy,
     Want,
     divides,
-    op_name,
-    split_parts,
     strategies,
-    tensor_args,
-    written_args,
 )
 from rlplace.graph.shapes import at_batch
 from rlplace.graph.types import Partial, Placement, Replicate, Shard

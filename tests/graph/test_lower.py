@@ -16,8 +16,16 @@ from torch.nn import functional as F
 from rlplace.graph.axis import use_axis
 from rlplace.graph.layouts import placements_of, solve
 from rlplace.graph.lower import Assignment, lower, route
+from rlplace.graph.nodes import (
+    op_name,
+    tensor_args,
+)
 from rlplace.graph.program import Piece, Program, export_program, extract
-from rlplace.graph.rules import REPLICATE, Copied, Strategy, op_name, tensor_args
+from rlplace.graph.rules import (
+    REPLICATE,
+    Copied,
+    Strategy,
+)
 from rlplace.graph.types import Partial, Placement, Replicate, Shard
 from rlplace.runtime.shard import shard_parameter
 from rlplace.runtime.shard_check import Case, Deviation, deviation
@@ -63,7 +71,7 @@ def _piece(model: nn.Module, x: Tensor) -> tuple[Program, Piece, list[Any]]:
 
 def _worst(case: Case) -> Deviation:
     """Run on threads, check that the devices sent the same, and give the largest errors."""
-    found = on_threads(case.assignment.degree, lambda axis: deviation(case, axis))
+    found: list[Deviation] = on_threads(case.assignment.degree, lambda axis: deviation(case, axis))
     assert len({each.sent for each in found}) == 1
     return max(found, key=lambda each: max(each.outputs, each.gradients, each.states))
 
@@ -303,7 +311,7 @@ _STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "heads": lambda x, w, v: (
         x.view(-1, 4, 2, 8).transpose(1, 2).tanh().transpose(1, 2).reshape(-1, 4, 16)
     ),
-    "fused": lambda x, w, v: torch.cat([part.sin() for part in x.split(8, -1)], -1),
+    "fused": lambda x, w, v: torch.cat([part.sin() for part in torch.split(x, 8, -1)], -1),
     "gate": lambda x, w, v: torch.cat([x.chunk(2, -1)[0] * x.chunk(2, -1)[1]] * 2, -1),
     "norm": lambda x, w, v: F.layer_norm(x, (16,), v),
     "softmax": lambda x, w, v: x.view(-1, 4, 4, 4).softmax(-1).flatten(2),

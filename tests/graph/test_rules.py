@@ -11,16 +11,18 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from rlplace.graph.axis import cut
+from rlplace.graph.nodes import (
+    op_name,
+    tensor_args,
+    written_args,
+)
 from rlplace.graph.program import export_program
 from rlplace.graph.rules import (
     REPLICATE,
     Copied,
     Strategy,
-    op_name,
     reshaped,
     strategies,
-    tensor_args,
-    written_args,
 )
 from rlplace.graph.types import Partial, Replicate, Shard
 
@@ -236,7 +238,8 @@ def test_batch_norm_writes_its_running_statistics() -> None:
             self.norm = nn.BatchNorm2d(4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.norm(x).relu_()
+            out: Tensor = self.norm(x).relu_()
+            return out
 
     program = export_program(Norm(), (torch.randn(2, 4, 3, 3),))
     norm = next(node for node in program.nodes if op_name(node) == "batch_norm")

@@ -1,0 +1,82 @@
+"""What the rules and the lowering of layouts ask about a node of an exported graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+#: Where ops are known by name. The transformers library wraps grouped matmuls in ops of its own.
+_NAMESPACES = ("aten", "transformers")
+
+RESHAPES = frozenset(
+    {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"}
+)
+SPLITS = frozenset({"split", "chunk", "split_with_sizes"})
+
+
+def op_name(node: fx.Node) -> str:
+    """``linear`` of ``aten.linear.default``, ``getitem``, or an empty string."""
+    if node.target is operator.getitem:
+        return "getitem"
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES:
+        return str(target.overloadpacket.__name__)
+    return ""
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether a node makes a tensor or a tuple of tensors."""
+    value: Any = node.meta.get("val")
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(value, Tensor)
+
+
+def tensor_args(node: fx.Node) -> list[fx.Node]:
+    """Arguments that are tensors (or tuples of tensors), with repeats, in order."""
+    leaves = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, fx.Node) and is_tensor(leaf)]
+
+
+def shape(node: fx.Node) -> tuple[int, ...]:
+    """Shape of a node's tensor; 0 stands for a size that depends on the batch."""
+    value = node.meta["val"]
+    value = value[0] if isinstance(value, list | tuple) else value
+    return tuple(size if isinstance(size, int) else 0 for size in value.shape)
+
+
+def written_args(node: fx.Node) -> list[fx.Node]:
+    """Tensor arguments that a node writes into: they must be what it reads, not a copy."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return []
+    if op_name(node) == "batch_norm":  # running statistics; the schema does not say so
+        return [arg for arg in node.args[3:5] if isinstance(arg, fx.Node)]
+    formal = zip(target._schema.arguments, node.args, strict=False)
+    return [
+        arg
+        for argument, arg in formal
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(arg, fx.Node)
+    ]
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument that may be given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def conv_groups(node: fx.Node) -> int:
+    """`groups` of a conv2d."""
+    return int(argument(node, 6, "groups", 1))
+
+
+def split_parts(node: fx.Node) -> tuple[int, list[int]]:
+    """The dim of a split or chunk, and the sizes of its parts."""
+    values: Sequence[Tensor] = node.meta["val"]
+    dim = argument(node, 2, "dim", 0) % values[0].ndim
+    return dim, [size if isinstance(size := value.shape[dim], int) else 0 for value in values]

@@ -141,6 +141,19 @@ def test_damaged_checkpoint_costs_one_interval(
         assert torch.equal(value, weights(broken)[name]), name
 
 
+@pytest.mark.slow
+def test_tracked_run_leaves_curves_table_and_policy(
+    toy: SimpleNamespace, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train(replace(config, track=True), ToyTask(toy))
+    (run,) = (Path(config.folder) / "wandb").glob("offline-run-*")
+    written = b"".join(path.read_bytes() for path in run.rglob("*.wandb"))
+    for name in (b"imitate/held_out_loss", b"train/approx_kl", b"policy.safetensors", b"clip"):
+        assert name in written
+    assert list(run.rglob("evaluation*.table.json"))
+
+
 def test_finished_run_does_nothing_more(toy: SimpleNamespace, config: TrainConfig) -> None:
     train(config, ToyTask(toy))
     before = weights(config)

@@ -48,6 +48,7 @@ class Line:
         classes, firsts, lasts: Of each mesh: class, first position, one past the last position.
         turns: Of each mesh: how much longer a stage takes when all ranks of its cores are busy.
         hops: (meshes, 2): seconds and seconds a byte, one way, over the mesh's later border.
+        tied: Seconds to sum the gradients of tied parameters between each position and the end.
     """
 
     devices: tuple[int, ...]
@@ -57,6 +58,7 @@ class Line:
     lasts: Ints
     turns: Floats
     hops: Floats
+    tied: Floats
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,10 @@ class Desk:
     @cached_property
     def lines(self) -> tuple[Line, ...]:
         """The devices with the islands in every order that is offered."""
-        return tuple(self._line(order) for order in device_orders(self.instance))
-
-    @cached_property
-    def tied_seconds(self) -> float:
-        """Seconds to sum gradients of tied parameters, where a pipeline parts them."""
-        order = self.lines[0].devices
-        size = sum(elements for _, elements in self.instance.graph.tied)
-        ends = (order[:1], order[-1:])
-        gradient = float(size * self.instance.bytes.gradient)
-        return 2.0 * point_to_point(self.instance.cluster, *ends, gradient)
+        orders = device_orders(self.instance)
+        if self.instance.graph.tied:
+            orders += tuple(_closed(self.instance, order) for order in orders)
+        return tuple(self._line(order) for order in dict.fromkeys(orders))
 
     def cuts(self, segments: int) -> Ints:
         """All cuts, or as many as asked for that share the work evenly."""
@@ -206,9 +202,9 @@ class Desk:
         )
         period = self.bound / count
         for _ in range(_GUESSES):
-            behind = look_behind(table, *line_up, period, self.penalty)
+            behind = look_behind(table, *line_up, line.tied, period, self.penalty)
             period = behind.period
-        rest = Rest(*look_ahead(table, behind, *line_up, period, self.penalty))
+        rest = Rest(*look_ahead(table, behind, *line_up, line.tied, period, self.penalty))
         return Outlook(line, count, cuts, usable, line_up[0], period, table, rest)
 
     def _table(self, classes: tuple[int, ...], count: int, cuts: Ints, depth: int) -> StageTable:
@@ -247,6 +243,8 @@ class Desk:
                 meshes.append(mesh)
                 places.append((first, last))
         firsts, lasts = np.array(places, np.int64).T
+        tied = sum(elements for _, elements in self.instance.graph.tied)
+        size = float(tied * self.instance.bytes.gradient)
         return Line(
             devices=order,
             meshes=tuple(meshes),
@@ -256,6 +254,9 @@ class Desk:
             turns=np.array([self._turns(mesh) for mesh in meshes]),
             hops=np.array(
                 [self._hop(order, mesh, int(b)) for mesh, b in zip(meshes, lasts, strict=True)]
+            ),
+            tied=np.array(
+                [2.0 * point_to_point(self.instance.cluster, (d,), order[-1:], size) for d in order]
             ),
         )
 
@@ -269,21 +270,31 @@ class Desk:
         return max(ranks) / max(cores.count(core) for core in cores)
 
     def _hop(self, order: tuple[int, ...], mesh: Mesh, border: int) -> tuple[float, float]:
-        """Seconds and seconds a byte over a border: one stream a replica, a copy a tp rank.
+        """Seconds and seconds a byte over a border, to a mesh of the same shape behind it.
 
-        Inside a node the replicas' streams run side by side; between nodes those of one node
-        share its NIC. What is on the other side is not known yet; it is taken to be as wide.
+        What is really behind it is not known yet.
         """
         if border == len(order):
             return 0.0, 0.0
         cluster = self.instance.cluster
-        ends = (mesh.devices[:1], order[border : border + 1])
+        behind = order[border : border + len(mesh.devices)]
+        ends = (mesh.devices[:: mesh.tp], behind[:: mesh.tp])
         base = point_to_point(cluster, *ends, 1.0)
         slope = (point_to_point(cluster, *ends, 1e9) - base) / 1e9
-        senders = {cluster.devices[device].node for device in mesh.devices[:: mesh.tp]}
-        crosses = cluster.devices[order[border]].node not in senders or len(senders) > 1
-        copies = mesh.tp if crosses else 1
-        return base * copies, slope * copies / (len(senders) if crosses else mesh.dp)
+        nodes = {cluster.devices[device].node for device in (*mesh.devices, *behind)}
+        copies = mesh.tp if len(nodes) > 1 else 1
+        return base * copies, slope * copies
+
+
+def _closed(instance: Instance, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The line with half of its last node at the head, so that its ends are on one node.
+
+    Tied parameters of the first and the last stage are then summed inside a node.
+    """
+    node = instance.cluster.devices[order[-1]].node
+    inside = [device for device in order if instance.cluster.devices[device].node == node]
+    half = tuple(inside[: len(inside) // 2])
+    return half + tuple(device for device in order if device not in half)
 
 
 def _stack(arrays: list[Floats]) -> Floats:

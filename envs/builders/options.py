@@ -110,15 +110,14 @@ class _Rows:
         """Some of the rows."""
         return _Rows(*(getattr(self, column.name)[order] for column in fields(self)))
 
-    def steps(self, desk: Desk) -> Floats:
-        """Step seconds as in `outlook`, with the gradients of tied parameters."""
-        tied = (self.depth > 1) * desk.tied_seconds
-        return np.asarray(self.total + self.steady + self.tail + tied)
+    def steps(self) -> Floats:
+        """Step seconds as in `outlook`."""
+        return np.asarray(self.total + self.steady + self.tail)
 
     def values(self, desk: Desk) -> Floats:
         """What the heuristic minimises: step seconds, and a price on overflow."""
         over = self.overflow
-        return np.asarray(self.steps(desk) + (over > 0.0) * desk.penalty * (1.0 + over))
+        return np.asarray(self.steps() + (over > 0.0) * desk.penalty * (1.0 + over))
 
 
 def first_options(desk: Desk, refined: int) -> Options:
@@ -178,6 +177,8 @@ def _stage_rows(
     ahead = (k + 1, line.firsts[numbers], start_of)
     seconds, over = table.seconds[own], table.overflow[own]
     total = progress.total + seconds + hops
+    if progress.stages:
+        total = total + np.where(start_of == 0, line.tied[line.firsts[numbers]], 0.0)
     busy = seconds * line.turns[numbers]
     slowest = np.maximum(progress.slowest, busy)
     steady, excess, length = _runs(outlook, progress, busy, hops)
@@ -300,7 +301,7 @@ def _mask(overflow: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _features(desk: Desk, rows: _Rows, values: Floats, *, first: bool) -> npt.NDArray[np.float32]:
-    step, number = rows.steps(desk), len(values)
+    step, number = rows.steps(), len(values)
     score = -_log(values, np.full(number, desk.bound))
     samples = desk.instance.global_batch / rows.count / rows.dp
     ratio = rows.count / np.maximum(rows.depth, 1.0)

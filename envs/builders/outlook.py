@@ -34,7 +34,7 @@ class Rest(NamedTuple):
     """The best pipeline found for what is left, by (stages behind, devices left, stop cut).
 
     Args:
-        total: Sum of stage seconds and transfers.
+        total: Sum of stage seconds, transfers, and the gradients of tied parameters.
         slowest: Slowest stage.
         steady: Seconds of the steady state, the worst run into the stages behind included.
         excess: Of the worst run that ends here, the transfer to the stages behind included.
@@ -105,6 +105,7 @@ def look_behind(
     transfers: Floats,
     places: int,
     micro_batches: int,
+    tied: Floats,
     period: float,
     penalty: float,
 ) -> Behind:
@@ -131,6 +132,7 @@ def look_behind(
                     own = table.seconds[v, k, start, stop]
                     busy = own * turns[mesh]
                     new_total = total[here] + hop + own
+                    new_total += tied[a] if k and start == 0 else 0.0
                     run, count = busy - period, 1
                     if joined > 0.0:
                         run, count = run + joined, length[here] + 1
@@ -164,6 +166,7 @@ def look_ahead(
     transfers: Floats,
     places: int,
     micro_batches: int,
+    tied: Floats,
     period: float,
     penalty: float,
 ) -> Rest:
@@ -179,6 +182,7 @@ def look_ahead(
         transfers: (meshes, cuts): seconds there and back from a mesh over its later border.
         places: Length of the line of devices.
         micro_batches: Micro-batches of a step.
+        tied: Seconds for tied parameters of a pipeline that begins at each position (P,).
         period: Seconds a micro-batch; below it, a shorter steady state is worth nothing.
         penalty: Seconds that an overflow of the whole limit costs.
     """
@@ -205,6 +209,7 @@ def look_ahead(
                     own = table.seconds[v, k, start, stop]
                     busy = own * turns[mesh]
                     new_total = total[rest] + own + hop
+                    new_total += tied[a] if k and start == 0 else 0.0
                     run, count = busy - period, 1
                     if excess[rest] > 0.0:
                         run, count = run + excess[rest], length[rest] + 1

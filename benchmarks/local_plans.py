@@ -29,7 +29,7 @@ from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.trainer import Options
 from rlplace.simulate.estimate import estimate
-from rlplace.simulate.types import Estimate, MemoryUse
+from rlplace.simulate.types import Estimate, most_held
 from rlplace.units import MIB
 
 
@@ -50,7 +50,7 @@ class Row:
     @property
     def memory(self) -> tuple[float, float]:
         """Predicted and measured bytes of states and activations on the fullest rank."""
-        return max(map(_held, self.predicted.memory)), max(map(_held, self.measured.memory))
+        return most_held(self.predicted.memory), most_held(self.measured.memory)
 
 
 def plans(instance: Instance) -> Iterator[tuple[str, Plan]]:
@@ -108,10 +108,6 @@ def table(rows: list[Row]) -> str:
         f"Step time: median error {np.median(errors):.1%}, worst {errors.max():.1%}.",
     ]
     return "\n".join(lines)
-
-
-def _held(use: MemoryUse) -> float:
-    return use.params + use.gradients + use.optimizer + use.activations
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from rlplace.api import Placement, place
@@ -21,13 +21,14 @@ from rlplace.graph import library
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Instance
 from rlplace.report.cluster_view import render_discovery
-from rlplace.report.plan_view import render_plan
+from rlplace.report.plan_view import mesh_name, render_plan
 from rlplace.report.run_view import step_progress
 from rlplace.report.timeline_view import draw, save_trace
 from rlplace.runtime.launch import launch
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.trainer import Options
 from rlplace.simulate.estimate import timeline
+from rlplace.simulate.types import most_held
 from rlplace.units import MIB
 
 
@@ -103,27 +104,22 @@ def _one(config: DemoConfig, graph: OpGraph, ranks: int, console: Console) -> Co
     return Compared(ranks, placed, measured)
 
 
-def render_comparison(results: list[Compared]) -> Table:
-    """Predicted and measured step time and peak memory of the fullest rank."""
+def render_comparison(results: list[Compared]) -> RenderableType:
+    """Predicted and measured step time, and memory of the fullest rank (states, activations)."""
     table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in (
-        "ranks",
-        "plan",
-        "predicted ms",
-        "measured ms",
-        "error",
-        "predicted MiB",
-        "measured MiB",
-        "error",
-    ):
-        table.add_column(name, justify="left" if name == "plan" else "right")
+    table.add_column("ranks", justify="right")
+    table.add_column("stages")
+    for name in ("micro-\nbatches", "predicted\nms", "measured\nms", "error"):
+        table.add_column(name, justify="right")
+    for name in ("predicted\nMiB", "measured\nMiB", "error"):
+        table.add_column(name, justify="right")
     for result in results:
         plan, guess, seen = result.placed.plan, result.placed.estimate, result.measured
-        shapes = " | ".join(f"dp{s.mesh.dp} tp{s.mesh.tp}" for s in plan.stages)
-        memory = max(guess.peak_memory), max(seen.peak_memory)
+        memory = most_held(guess.memory), most_held(seen.memory)
         table.add_row(
             str(result.ranks),
-            f"{shapes}, {plan.micro_batches} micro-batches",
+            " > ".join(mesh_name(stage.mesh) for stage in plan.stages),
+            str(plan.micro_batches),
             f"{guess.step_time * 1e3:.0f}",
             f"{seen.step_time * 1e3:.0f}",
             f"{guess.step_time / seen.step_time - 1.0:+.0%}",

@@ -44,7 +44,7 @@ def stage_rows(instance: Instance, plan: Plan, estimate: Estimate) -> list[Stage
                 stage=index,
                 groups=_groups(instance, stage),
                 devices=f"{ranges(stage.mesh.devices)} {_kinds(instance, stage.mesh)}",
-                mesh=_mesh(stage.mesh),
+                mesh=mesh_name(stage.mesh),
                 layout=_layout(stage),
                 memory=peak,
                 memory_share=peak / instance.cluster.kind(fullest).memory,
@@ -170,7 +170,7 @@ def _kinds(instance: Instance, mesh: Mesh) -> str:
     return "+".join(dict.fromkeys(instance.cluster.devices[d].kind for d in mesh.devices))
 
 
-def _mesh(mesh: Mesh) -> str:
+def mesh_name(mesh: Mesh) -> str:
     """``dp16 tp2``; ``dp2x8`` has 2 replicas of 8 shards (HSDP)."""
     both = mesh.dp_replicate > 1 and mesh.dp_shard > 1
     dp = f"dp{mesh.dp_replicate}x{mesh.dp_shard}" if both else f"dp{mesh.dp}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -45,10 +46,19 @@ class MemoryUse:
     reserve: float = 0.0
 
     @property
+    def held(self) -> float:
+        """States and activations: what outlives an op, and what a run on the CPU can count."""
+        return self.params + self.gradients + self.optimizer + self.activations
+
+    @property
     def total(self) -> float:
         """Sum of all causes."""
-        states = self.params + self.gradients + self.optimizer
-        return states + self.activations + self.transient + self.reserve
+        return self.held + self.transient + self.reserve
+
+
+def most_held(uses: Iterable[MemoryUse]) -> float:
+    """`MemoryUse.held` of the device that holds most."""
+    return max(use.held for use in uses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,14 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
     )
 
 
-def memory_use(assembly: Assembly, activations: int, device: torch.device) -> MemoryUse:
-    """Peak bytes of this rank: what stays, and what activations needed on top.
+def memory_use(assembly: Assembly, kept: int, live: int, device: torch.device) -> MemoryUse:
+    """Peak bytes of this rank, by cause.
 
-    A GPU's allocator knows the peak; there, activations are what is left of it.
+    Args:
+        assembly: What the rank runs.
+        kept: Peak of what it kept for backward.
+        live: Peak of all that forward and backward made, `kept` included.
+        device: A GPU's allocator knows the peak of everything, and `live` is taken from there.
     """
     held = [*assembly.params().values(), *assembly.buffers().values()]
     states = assembly.optimizer.state.values() if assembly.optimizer is not None else ()
@@ -81,8 +85,8 @@ def memory_use(assembly: Assembly, activations: int, device: torch.device) -> Me
         optimizer=tensor_bytes(moments),
     )
     if device.type == "cuda":
-        activations = max(0, torch.cuda.max_memory_allocated(device) - int(use.total))
-    return replace(use, activations=activations)
+        live = torch.cuda.max_memory_allocated(device) - int(use.total)
+    return replace(use, activations=kept, transient=max(0, live - kept))
 
 
 def traffic_of(assembly: Assembly) -> dict[str, int]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import resource
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class Held:
@@ -64,6 +68,44 @@ class ActivationTracker:
         """Claim every tensor that autograd saves inside."""
         with torch.autograd.graph.saved_tensors_hooks(self.hold, lambda held: held.tensor):
             yield
+
+
+class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that ops make while it is entered, as long as they live, and their peak.
+
+    What was there before is not counted, and neither is what an op uses inside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        self.current = 0
+        self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an op and count what it makes."""
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf, 0)
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf, leaf.untyped_storage().nbytes())
+        return made
+
+    def _see(self, tensor: torch.Tensor, size: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = size
+            self.current += size
+            self.peak = max(self.peak, self.current)
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.current -= self._sizes.pop(key)
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:

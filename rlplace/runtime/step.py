@@ -7,6 +7,7 @@ of the mean loss of the global batch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from rlplace.plan.types import Action, Plan
 from rlplace.runtime.connections import Border
 from rlplace.runtime.measure import Recorder
-from rlplace.runtime.memory import ActivationTracker
+from rlplace.runtime.memory import ActivationTracker, LiveTracker
 from rlplace.runtime.reduce import Reducer
 from rlplace.runtime.split import StageModule, hold_nothing
 from rlplace.runtime.transfer import Receipt
@@ -69,10 +70,16 @@ class Interpreter:
         self._flights: dict[tuple[int, int], Flight] = {}
         self._loss: torch.Tensor | None = None
         self._tracker: ActivationTracker | None = None
+        self._live: LiveTracker | None = None
 
-    def track(self, tracker: ActivationTracker | None) -> None:
-        """Count what is kept for backward from now on, or stop counting."""
-        self._tracker = tracker
+    def track(self, tracker: ActivationTracker | None, live: LiveTracker | None) -> None:
+        """Count memory from now on, or stop counting.
+
+        Args:
+            tracker: Counts what is kept for backward.
+            live: Counts all that forward and backward make.
+        """
+        self._tracker, self._live = tracker, live
         for stage in self._stages.values():
             stage.hold = tracker.hold if tracker is not None else hold_nothing
 
@@ -87,13 +94,8 @@ class Interpreter:
         """
         self._loss = None
         self._reducer.start()
-        for position, action in enumerate(self._actions):
-            self._post(position)
-            self._post(position + 1)
-            if action.kind == "F":
-                self._forward(position, action, batch)
-            else:
-                self._backward(position, action)
+        with self._live or contextlib.nullcontext():
+            self._run_actions(batch)
         with self._recorder.event("reduce"):
             self._reducer.finish()
         if self._optimizer is not None:
@@ -104,6 +106,15 @@ class Interpreter:
             border.forward.settle()
             border.backward.settle()
         return self._loss
+
+    def _run_actions(self, batch: Mapping[str, torch.Tensor]) -> None:
+        for position, action in enumerate(self._actions):
+            self._post(position)
+            self._post(position + 1)
+            if action.kind == "F":
+                self._forward(position, action, batch)
+            else:
+                self._backward(position, action)
 
     def _forward(self, position: int, action: Action, batch: Mapping[str, torch.Tensor]) -> None:
         received = self._arrived(position, action)

@@ -20,7 +20,7 @@ from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly, OptimizerFactory, assemble, optimizer_factory
 from rlplace.runtime.gather import Notes, full_tensors, measurement, memory_use, traffic_of
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.memory import ActivationTracker, resident_peak
+from rlplace.runtime.memory import ActivationTracker, LiveTracker, resident_peak
 from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek, user_inputs
 from rlplace.runtime.reduce import BUCKET_BYTES
 from rlplace.runtime.validate import PRECISIONS, validate
@@ -161,11 +161,12 @@ def _train(
 ) -> Measurement:
     before = resident_peak()
     tracker = ActivationTracker([*assembly.params().values(), *assembly.buffers().values()])
+    live = LiveTracker()
     notes = Notes([], [], [], [], MemoryUse(), 0, {})
     assembly.recorder.active = True
     for index in range(options.warmup + options.steps):
         if assembly.interpreter is not None:
-            assembly.interpreter.track(None if index else tracker)
+            assembly.interpreter.track(*((None, None) if index else (tracker, live)))
         if index == 1 and world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(world.device)
         loss = _timed_step(world, plan, assembly, next(flow), notes)
@@ -176,7 +177,7 @@ def _train(
             notes.losses.append(float(loss))
         if on_step is not None:
             on_step(index, notes.ends[-1] - notes.starts[-1])
-    notes.memory = memory_use(assembly, tracker.peak, world.device)
+    notes.memory = memory_use(assembly, tracker.peak, live.peak, world.device)
     notes.resident = resident_peak() - before
     notes.traffic = traffic_of(assembly)
     result = measurement(world, plan, notes, options.warmup)

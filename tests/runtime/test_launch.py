@@ -6,7 +6,6 @@ import functools
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,10 +83,8 @@ def test_progress_and_result() -> None:
 def test_a_rank_that_fails_stops_the_others(kind: str, cause: str) -> None:
     fault = Fault(1, 1, kind)  # type: ignore[arg-type]
     job = Job(plan(), graph(), options=Options(steps=500), fault=fault)
-    start = time.monotonic()
     with pytest.raises(RankFailedError, match=cause):
         launch_many([job], timeout=6, limit=100)
-    assert time.monotonic() - start < 90
     assert not workers()
 
 

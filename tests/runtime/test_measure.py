@@ -7,7 +7,7 @@ import torch
 
 from rlplace.errors import InputError
 from rlplace.runtime.measure import Measurement, Recorder, merge
-from rlplace.runtime.memory import ActivationTracker, tensor_bytes
+from rlplace.runtime.memory import ActivationTracker, LiveTracker, tensor_bytes
 from rlplace.simulate.types import Event, MemoryUse, Timeline
 
 
@@ -65,6 +65,16 @@ def test_the_tracker_counts_what_backward_needs() -> None:
     del y, z
     assert tracker.current == 0
     assert tracker.peak == 3 * 32 * 64 * 4
+
+
+def test_the_live_tracker_sees_what_comes_and_goes() -> None:
+    x = torch.randn(32, 64)
+    size = 32 * 64 * 4
+    with LiveTracker() as live:
+        y = (x.view(64, 32) * 2).tanh()
+        assert (live.current, live.peak) == (size, 2 * size)
+        del y
+    assert live.current == 0
 
 
 def test_a_shared_storage_counts_once() -> None:

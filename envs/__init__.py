@@ -2,7 +2,3 @@
 
 if __name__ != "rlplace.envs":
     raise ImportError("import this folder as `rlplace.envs`, not as `envs`")
-
-from rlplace.envs.registration import register
-
-register()

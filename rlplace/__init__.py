@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlplace.envs.registration import register
+
 if TYPE_CHECKING:
     from rlplace.api import capture, estimate, library, place, run, uniform_plan
     from rlplace.cluster.types import Cluster
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from rlplace.plan.types import Instance, Plan
 
 __version__ = "0.1.0"
+
+# So that `import rlplace` is all that `gymnasium.make("rlplace/Place-v0")` needs.
+register()
 
 _HOMES = {
     "Cluster": "rlplace.cluster.types",

@@ -11,6 +11,7 @@ from math import prod
 
 from rlplace.errors import InputError, nearest_names
 from rlplace.plan.schedules import SCHEDULES
+from rlplace.plan.tied import conflict
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 
 
@@ -164,6 +165,11 @@ def _check_choices(instance: Instance, index: int, stage: Stage) -> None:
             raise InputError(
                 f"{field}[{group - stage.start}].recompute", choice.recompute, rule, near
             )
+    if (found := conflict(instance.graph, stage)) is not None:
+        group, name = found
+        rule = f"groups that share {name} hold it in the same placement"
+        layout = stage.choices[group - stage.start].layout
+        raise InputError(f"{field}[{group - stage.start}].layout", layout, rule, "replicate")
 
 
 def _check_overlap(plan: Plan) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlplace.errors import InputError
 from rlplace.plan.check import legal_micro_batches, nearest
+from rlplace.plan.tied import settle
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
 
 
@@ -83,9 +84,12 @@ def uniform_plan(
 def make_plan(
     instance: Instance, stages: tuple[Stage, ...], micro_batches: int, schedule: str = "1f1b"
 ) -> Plan:
-    """A plan for an instance, with everything that the instance fixes filled in."""
+    """A plan for an instance, with everything that the instance fixes filled in.
+
+    Layouts of groups that share a parameter are made to agree (`settle`).
+    """
     return Plan(
-        stages=stages,
+        stages=tuple(settle(instance.graph, stage) for stage in stages),
         micro_batches=micro_batches,
         global_batch=instance.global_batch,
         schedule=schedule,

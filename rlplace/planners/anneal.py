@@ -18,6 +18,7 @@ import numpy as np
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.schedules import in_flight
+from rlplace.plan.tied import settle
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.planners.meshes import mesh_shapes
 from rlplace.planners.search import Search, objective
@@ -112,7 +113,7 @@ class Neighbours:
                 continue
             held = in_flight(plan.schedule, index, len(parts), count)
             choices = self._solver.choices(start, stop, mesh, count, held)
-            stages.append(Stage(start, stop, mesh, choices))
+            stages.append(settle(self._instance.graph, Stage(start, stop, mesh, choices)))
         return replace(plan, stages=tuple(stages), micro_batches=count)
 
     def _shapes(self, devices: tuple[int, ...], plan: Plan) -> list[Mesh]:
@@ -234,7 +235,7 @@ class Neighbours:
             if groups[group].structure == structure:
                 choices[group - stage.start] = chosen
         stages = list(plan.stages)
-        stages[index] = replace(stage, choices=tuple(choices))
+        stages[index] = settle(self._instance.graph, replace(stage, choices=tuple(choices)))
         return replace(plan, stages=tuple(stages))
 
 

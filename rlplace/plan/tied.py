@@ -1,0 +1,71 @@
+"""Tied parameters inside a stage: all groups that use one hold it in the same placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlplace.graph.types import OpGraph, Placement, Replicate
+from rlplace.plan.types import GroupChoice, Stage
+
+
+def settle(graph: OpGraph, stage: Stage) -> Stage:
+    """The stage with the layouts of groups that share a parameter made to agree.
+
+    Where they do not, the first sharded placement that all of them have is taken, else
+    `Replicate`, which every group has. Other choices stay.
+    """
+    if stage.mesh.tp == 1:
+        return stage
+    choices = list(stage.choices)
+    for name, users in _shared(graph, stage):
+        held = [_held(graph, g, name, choices[g - stage.start], stage.mesh.tp) for g in users]
+        if len(set(held)) > 1:
+            layouts = _common(graph, users, name, stage.mesh.tp)
+            for group, layout in zip(users, layouts, strict=True):
+                at = group - stage.start
+                choices[at] = replace(choices[at], layout=layout)
+    return replace(stage, choices=tuple(choices)) if choices != list(stage.choices) else stage
+
+
+def conflict(graph: OpGraph, stage: Stage) -> tuple[int, str] | None:
+    """A group of the stage and a parameter that it holds in another way than the group before."""
+    for name, users in _shared(graph, stage):
+        wanted: Placement | None = None
+        for group in users:
+            choice = stage.choices[group - stage.start]
+            found = _held(graph, group, name, choice, stage.mesh.tp)
+            if wanted is not None and found != wanted:
+                return group, name
+            wanted = found
+    return None
+
+
+def _shared(graph: OpGraph, stage: Stage) -> Iterator[tuple[str, list[int]]]:
+    """Tied parameters that several groups of the stage use, with these groups."""
+    for name, _ in graph.tied:
+        users = [g for g in range(stage.start, stage.stop) if name in graph.groups[g].params]
+        if len(users) > 1:
+            yield name, users
+
+
+def _held(graph: OpGraph, group: int, name: str, choice: GroupChoice, tp: int) -> Placement:
+    """How a group holds a parameter under a choice."""
+    return _placements(graph, group, name, tp).get(choice.layout, Replicate())
+
+
+def _placements(graph: OpGraph, group: int, name: str, tp: int) -> dict[str, Placement]:
+    """How a group holds a parameter under each of its layouts, the sharded ones first."""
+    at = graph.groups[group].params.index(name)
+    layouts = reversed(graph.structure(group).layouts_at(tp))
+    return {layout.name: layout.params[at] if layout.params else Replicate() for layout in layouts}
+
+
+def _common(graph: OpGraph, users: list[int], name: str, tp: int) -> list[str]:
+    """For each group a layout, so that all hold the parameter alike."""
+    offers = [_placements(graph, group, name, tp) for group in users]
+    for wanted in (*offers[0].values(), Replicate()):
+        found = [next((n for n, p in offer.items() if p == wanted), None) for offer in offers]
+        if all(layout is not None for layout in found):
+            return [layout for layout in found if layout is not None]
+    raise AssertionError("every group has the layout replicate")

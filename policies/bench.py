@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rlplace.envs.builders.stagewise import StagewiseBuilder
 
+from rlplace.envs.builders.stagewise import StagewiseBuilder
 from rlplace.envs.instances import suite as make_suite
 from rlplace.plan.types import Instance
 from rlplace.planners.dynamic import dynamic
@@ -20,7 +20,7 @@ from rlplace.planners.grid import grid
 from rlplace.planners.portfolio import best_of, polished
 from rlplace.planners.types import Budget, Planner, PlannerResult
 from rlplace.policies.evaluate import Comparison, compare
-from rlplace.policies.planner import policy_planner
+from rlplace.policies.planner import RolloutConfig, policy_planner
 from rlplace.policies.store import load_numpy_policy
 from rlplace.resources import resource
 
@@ -76,26 +76,22 @@ def rows(policy: str | Path | None, steps: int) -> dict[str, Planner]:
     from rlplace.policies.network import untrained
 
     builder = StagewiseBuilder()
-    base: dict[str, Planner] = {
-        "grid": remembered(grid),
-        "dynamic": remembered(dynamic),
-        "untrained": remembered(policy_planner(untrained(), builder, name="untrained")),
-        "policy": remembered(
-            policy_planner(load_numpy_policy(policy or resource("checkpoints/default")), builder)
-        ),
+    nets = {
+        "untrained": untrained(),
+        "policy": load_numpy_policy(policy or resource("checkpoints/default")),
     }
-    both = [base["grid"], base["dynamic"]]
-    return {
-        "grid": base["grid"],
-        "dynamic": base["dynamic"],
-        f"dynamic or grid, +{steps}": then_polish(both, steps),
-        "untrained": base["untrained"],
-        f"untrained, +{steps}": then_polish([base["untrained"]], steps),
-        "policy": base["policy"],
-        f"policy, +{steps}": then_polish([base["policy"]], steps),
-        f"untrained or grid, +{steps}": then_polish([base["untrained"], base["grid"]], steps),
-        f"policy or grid, +{steps}": then_polish([base["policy"], base["grid"]], steps),
+    one = RolloutConfig(first_choices=1, samples=0)
+    base: dict[str, Planner] = {"grid": remembered(grid), "dynamic": remembered(dynamic)}
+    for name, net in nets.items():
+        base[f"{name}, one plan"] = policy_planner(net, builder, one, name)
+        base[name] = remembered(policy_planner(net, builder, name=name))
+    table = base | {
+        f"dynamic or grid, +{steps}": then_polish([base["grid"], base["dynamic"]], steps)
     }
+    for name in nets:
+        table[f"{name}, +{steps}"] = then_polish([base[name]], steps)
+        table[f"{name} or grid, +{steps}"] = then_polish([base[name], base["grid"]], steps)
+    return table
 
 
 def remembered(planner: Planner) -> Planner:

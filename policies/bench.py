@@ -20,8 +20,10 @@ from rlplace.planners.grid import grid
 from rlplace.planners.portfolio import best_of, polished
 from rlplace.planners.types import Budget, Planner, PlannerResult
 from rlplace.policies.evaluate import Comparison, compare
+from rlplace.policies.numpy_net import NumpyNet
 from rlplace.policies.planner import RolloutConfig, policy_planner
 from rlplace.policies.store import load_numpy_policy
+from rlplace.policies.types import ScoreNetwork
 from rlplace.resources import resource
 
 
@@ -76,8 +78,10 @@ def rows(policy: str | Path | None, steps: int) -> dict[str, Planner]:
     from rlplace.policies.network import untrained
 
     builder = StagewiseBuilder()
-    nets = {
-        "untrained": untrained(),
+    start = untrained()
+    weights = {name: value.numpy() for name, value in start.state_dict().items()}
+    nets: dict[str, ScoreNetwork] = {
+        "untrained": NumpyNet(start.config, weights),
         "policy": load_numpy_policy(policy or resource("checkpoints/default")),
     }
     one = RolloutConfig(first_choices=1, samples=0)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rlplace.plan.types import Instance
 
 OK, BAD_INPUT, NOTHING_FITS = 0, 1, 2
+#: Share of the cores in use above which a measurement is warned about.
+_BUSY = 0.15
 
 
 def discover(
@@ -162,6 +164,7 @@ def run(
         trace: Write one measured step here as a Chrome trace, for Perfetto.
         json: Print one JSON object.
     """
+    from rlplace.cluster.discover import busy
     from rlplace.plan.types import Plan
     from rlplace.report.run_view import measurement_data, render_measurement, step_progress
     from rlplace.report.timeline_view import draw, save_trace
@@ -169,6 +172,10 @@ def run(
     from rlplace.runtime.trainer import Options
 
     loaded = Plan.load(plan)
+    if device == "cpu" and not json and (load := busy()) > _BUSY:
+        Console(stderr=True).print(
+            f"[yellow]{load:.0%} of the cores are busy: times will be off[/]"
+        )
     options = Options(steps=steps, warmup=warmup, lr=lr, seed=seed)
     with step_progress(steps + warmup, quiet=json) as progress:
         measured = launch(

@@ -85,14 +85,16 @@ class AnalyticCost:
     """`CostModel` by formula. Pure; caches by what a cost depends on."""
 
     _views: dict[tuple[str, Mesh], MeshView] = field(default_factory=dict)
+    _distinct: dict[MeshView, MeshView] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], tuple[Structure, GroupCost]] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def view(self, cluster: Cluster, mesh: Mesh) -> MeshView:
-        """`view`, cached."""
+        """`view`, cached; equal views are one object, so that its id may stand for it."""
         key = (cluster.fingerprint, mesh)
         if key not in self._views:
-            self._views[key] = view(cluster, mesh)
+            found = view(cluster, mesh)
+            self._views[key] = self._distinct.setdefault(found, found)
         return self._views[key]
 
     def group(
@@ -108,7 +110,7 @@ class AnalyticCost:
         looks = self.view(instance.cluster, mesh)
         settings = (instance.precision, instance.optimizer, instance.attention)
         cluster = instance.cluster.fingerprint  # kinds of one name may differ, once calibrated
-        key = (id(structure), choice, looks, samples, boundary, settings, cluster)
+        key = (id(structure), choice, id(looks), samples, boundary, settings, cluster)
         if key not in self._groups:
             cost = _group(instance, structure, choice, mesh, looks, samples, boundary)
             self._groups[key] = (structure, cost)  # held, so that its id is not used again

@@ -160,10 +160,18 @@ def render_alternatives(
 
 
 def _groups(instance: Instance, stage: Stage) -> str:
-    names = instance.graph.groups
-    first, last = names[stage.start].name, names[stage.stop - 1].name
+    names = short_names([group.name for group in instance.graph.groups])
+    first, last = names[stage.start], names[stage.stop - 1]
     span = first if first == last else f"{first} to {last}"
     return f"{stage.stop - stage.start}: {span}"
+
+
+def short_names(names: list[str]) -> list[str]:
+    """Names without the first part of their path, where most of them have the same one."""
+    heads = Counter(name.split(".")[0] for name in names if "." in name)
+    head, count = heads.most_common(1)[0] if heads else ("", 0)
+    short = [name.removeprefix(f"{head}.") for name in names]
+    return short if 2 * count > len(names) and len(set(short)) == len(set(names)) else names
 
 
 def _kinds(instance: Instance, mesh: Mesh) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
-from rlplace.report.plan_view import plan_data, render_plan, stage_rows
+from rlplace.report.plan_view import plan_data, render_plan, short_names, stage_rows
 from rlplace.report.timeline_view import bars, chrome_trace, draw, save_trace
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import estimate, timeline
@@ -82,3 +82,9 @@ def test_picture_and_trace_are_written(tmp_path: Path) -> None:
     assert len(forward) == 4 * 4
     assert forward[0]["name"] == "0F0"
     assert all(event["dur"] >= 0 for event in saved["traceEvents"])
+
+
+def test_names_lose_a_head_that_most_of_them_share() -> None:
+    assert short_names(["m.embed", "m.layers.0", "head"]) == ["embed", "layers.0", "head"]
+    assert short_names(["m.a", "a", "m.b"]) == ["m.a", "a", "m.b"]
+    assert short_names(["x.a", "y.b", "z"]) == ["x.a", "y.b", "z"]

@@ -97,7 +97,7 @@ class StagewiseBuilder:
         refined: First decisions whose outlook is worked out in full; the others keep a rough one.
     """
 
-    refined: int = 4
+    refined: int = 1
 
     def __post_init__(self) -> None:
         self._desks: OrderedDict[tuple[object, ...], Desk] = OrderedDict()

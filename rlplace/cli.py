@@ -83,7 +83,7 @@ def plan(
             the first of bf16-mixed, fp16-mixed, fp32 that every device kind has.
         optimizer: adamw, adamw-8bit, sgd or sgd-momentum.
         attention: flash, or math (keeps score matrices in memory).
-        runnable: Only plans that `rlplace run` executes today (ZeRO-0).
+        runnable: Only plans that `rlplace run` executes today (ZeRO-0 and 1).
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
         seed: Seed of the search.
@@ -307,7 +307,7 @@ def _instance(
     attention: str,
     runnable: bool,
 ) -> Instance:
-    from rlplace.plan.types import Instance, default_precision
+    from rlplace.plan.types import RUN_ZERO_LEVELS, Instance, default_precision
 
     return Instance(
         graph,
@@ -316,7 +316,7 @@ def _instance(
         precision=precision or default_precision(cluster),
         optimizer=optimizer,
         attention=attention,
-        zero_levels=(0,) if runnable else (0, 1, 2, 3),
+        zero_levels=RUN_ZERO_LEVELS if runnable else (0, 1, 2, 3),
     )
 
 

@@ -11,11 +11,9 @@ from rlplace.errors import InputError
 from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
-from rlplace.plan.types import Instance, Plan
+from rlplace.plan.types import RUN_ZERO_LEVELS, Instance, Plan
 from rlplace.runtime.split import match
 
-#: ZeRO levels and precisions that the runtime executes.
-ZERO_LEVELS = (0, 1)
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -46,10 +44,10 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
 def _check_supported(plan: Plan) -> None:
     for index, stage in enumerate(plan.stages):
         levels = {choice.zero for choice in stage.choices}
-        if stage.mesh.dp_shard > 1 and not levels <= set(ZERO_LEVELS):
-            rule = f"the runtime executes the ZeRO levels {', '.join(map(str, ZERO_LEVELS))}"
+        if stage.mesh.dp_shard > 1 and not levels <= set(RUN_ZERO_LEVELS):
+            rule = f"the runtime executes the ZeRO levels {', '.join(map(str, RUN_ZERO_LEVELS))}"
             raise InputError(
-                f"plan.stages[{index}].choices.zero", sorted(levels), rule, ZERO_LEVELS[-1]
+                f"plan.stages[{index}].choices.zero", sorted(levels), rule, RUN_ZERO_LEVELS[-1]
             )
     if plan.precision not in PRECISIONS:
         rule = f"the runtime executes {', '.join(PRECISIONS)}"

@@ -46,8 +46,8 @@ class DemoConfig:
     """
 
     model: str = "gpt2-demo"
-    seq_len: int = 128
-    global_batch: int = 16
+    seq_len: int = 64
+    global_batch: int = 12
     ranks: tuple[int, ...] = (2, 4)
     steps: int = 20
     out: Path = Path("out/demo")
@@ -109,9 +109,9 @@ def render_comparison(results: list[Compared]) -> RenderableType:
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("ranks", justify="right")
     table.add_column("stages")
-    for name in ("micro-\nbatches", "predicted\nms", "measured\nms", "error"):
+    for name in ("micro-\nbatches", "estimate\nms", "measured\nms", "error"):
         table.add_column(name, justify="right")
-    for name in ("predicted\nMiB", "measured\nMiB", "error"):
+    for name in ("estimate\nMiB", "measured\nMiB", "error"):
         table.add_column(name, justify="right")
     for result in results:
         plan, guess, seen = result.placed.plan, result.placed.estimate, result.measured

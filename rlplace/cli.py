@@ -94,7 +94,8 @@ def plan(
     from rlplace.api import place
     from rlplace.report.plan_view import plan_data, render_alternatives, render_plan
 
-    graph = _graph(model, seq_len)
+    with _status(f"capturing {model} (once; then it is cached)", quiet=json):
+        graph = _graph(model, seq_len)
     instance = _instance(
         graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )

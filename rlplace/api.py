@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplace.cost.analytic import AnalyticCost
 from rlplace.errors import InfeasibleError
 from rlplace.graph import library
 from rlplace.plan.types import Instance, Plan
@@ -18,6 +19,7 @@ from rlplace.planners.data_parallel import data_parallel
 from rlplace.planners.grid import grid
 from rlplace.planners.portfolio import best_of
 from rlplace.planners.remedies import shortage, smallest_changes
+from rlplace.planners.stage_solver import StageSolver
 from rlplace.planners.types import Budget, Planner, PlannerResult
 from rlplace.planners.zero3 import zero3
 from rlplace.resources import resource
@@ -98,7 +100,8 @@ def place(
     """
     started = time.perf_counter()
     rng = np.random.default_rng(seed)
-    estimator = Estimator(instance)
+    cost = AnalyticCost()  # shared, so that groups are costed once
+    estimator = Estimator(instance, cost)
     found: dict[str, PlannerResult] = {}
     found["policy"] = shipped_policy(policy)(
         instance, Budget(seconds=_POLICY_SHARE * time_limit), rng
@@ -110,7 +113,8 @@ def place(
     start = best.plan or best.overfull
     if start is not None:
         left = max(time_limit - (time.perf_counter() - started), 0.02)
-        better = anneal(instance, Budget(seconds=left), rng, start, estimator)
+        solver = StageSolver(instance, cost)
+        better = anneal(instance, Budget(seconds=left), rng, start, estimator, solver)
         name = f"{best.planner}+anneal"
         found[name] = replace(better, planner=name)
         best = best_of([best, found[name]])

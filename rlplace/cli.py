@@ -92,21 +92,25 @@ def plan(
         json: Print one JSON object.
     """
     from rlplace.api import place
-    from rlplace.report.plan_view import plan_data, render_alternatives, render_plan
+    from rlplace.report.plan_view import (
+        infeasible_data,
+        plan_data,
+        render_alternatives,
+        render_plan,
+    )
 
     with _status(f"capturing {model} (once; then it is cached)", quiet=json):
         graph = _graph(model, seq_len)
     instance = _instance(
         graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )
-    placed = place(instance, time_limit, policy, seed)
-    others: dict[str, dict[str, float | None]] = {
-        name: {
-            "step_time": found.estimate.step_time if found.plan and found.estimate else None,
-            "seconds": found.seconds,
-        }
-        for name, found in placed.alternatives.items()
-    }
+    try:
+        placed = place(instance, time_limit, policy, seed)
+    except InfeasibleError as error:
+        if json:
+            _print(infeasible_data(instance, str(error)))
+            return NOTHING_FITS
+        raise
     if out is not None:
         placed.plan.save(out)
     if picture is not None:
@@ -123,7 +127,7 @@ def plan(
                 bound=placed.bound,
                 planner=placed.planner,
                 plan_seconds=placed.seconds,
-                alternatives=others,
+                alternatives=placed.alternatives,
             )
         )
         return OK
@@ -132,7 +136,7 @@ def plan(
         console.print(line, style="dim")
     console.print(render_plan(instance, placed.plan, placed.estimate, placed.bound))
     console.print()
-    console.print(render_alternatives(placed.planner, others))
+    console.print(render_alternatives(placed.planner, placed.alternatives))
     return OK
 
 

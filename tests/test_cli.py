@@ -91,6 +91,12 @@ def test_nothing_fits_exits_with_two_and_says_what_would(
     code = call("plan", "llama-2-7b", "1xA100-80", "--global-batch", 8, "--seq-len", 512)
     assert code == NOTHING_FITS
     assert "would fit" in " ".join(capsys.readouterr().err.split())
+    call_json = ["plan", "llama-2-7b", "1xA100-80", "--global-batch", 8, "--seq-len", 512, "--json"]
+    assert call(*call_json) == NOTHING_FITS
+    found = json.loads(capsys.readouterr().out)
+    assert found["feasible"] is False
+    assert found["step_time"] is None
+    assert "over" in found["reasons"][0] or "limit" in found["reasons"][0]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from rlplace.envs.builders.rates import Rates
 from rlplace.envs.builders.stage_table import StageTable, Ways, stage_table
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
+from rlplace.plan.uniform import even_cuts
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
 from rlplace.planners.stage_solver import StageSolver
 from rlplace.simulate.bound import bound
@@ -130,14 +131,7 @@ class Desk:
 
     def cuts(self, segments: int) -> Ints:
         """All cuts, or as many as asked for that share the work evenly."""
-        groups = len(self.instance.graph.groups)
-        if groups <= segments:
-            return np.arange(groups + 1)
-        works = [self.instance.graph.structure(index).work for index in range(groups)]
-        load = np.cumsum([w.flops(1) + w.backward_flops(1) + w.moved(1) for w in works])
-        wanted = np.linspace(0.0, load[-1], segments + 1)[1:-1]
-        inner = np.searchsorted(load, wanted) + 1
-        return np.unique(np.concatenate([[0], np.minimum(inner, groups - 1), [groups]]))
+        return even_cuts(self.instance, segments)
 
     def outlook(self, count: int, line: int, segments: int) -> Outlook:
         """What is ahead; computed once, the ones used last are kept."""

@@ -6,6 +6,7 @@ import warnings
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from rlplace.errors import InputError
 from rlplace.plan.check import legal_micro_batches, nearest
@@ -104,7 +105,7 @@ def make_plan(
 
 
 def balanced_cuts(instance: Instance, pp: int) -> tuple[int, ...]:
-    """First groups of stages 1 to pp - 1, so that the heaviest stage has the fewest FLOPs.
+    """First groups of stages 1 to pp - 1, so that the heaviest stage has the least `group_loads`.
 
     Exact, by bisection over the groups' prefix sums; a stage is never empty.
 
@@ -114,11 +115,10 @@ def balanced_cuts(instance: Instance, pp: int) -> tuple[int, ...]:
     groups = len(instance.graph.groups)
     if not 1 <= pp <= groups:
         raise InputError("pp", pp, f"1 to {groups} stages: each has at least one group", groups)
-    works = [instance.graph.structure(index).work for index in range(groups)]
-    flops = np.array([work.flops(1) + work.backward_flops(1) + work.moved(1) for work in works])
-    prefix = np.concatenate([[0.0], np.cumsum(flops)])
+    loads = group_loads(instance)
+    prefix = np.concatenate([[0.0], np.cumsum(loads)])
     best: tuple[int, ...] = tuple(range(1, pp))
-    low, high = float(flops.max(initial=0.0)), float(prefix[-1])
+    low, high = float(loads.max(initial=0.0)), float(prefix[-1])
     for _ in range(60):
         middle = (low + high) / 2
         cuts = _cuts_below(prefix, pp, middle)
@@ -127,6 +127,27 @@ def balanced_cuts(instance: Instance, pp: int) -> tuple[int, ...]:
         else:
             best, high = cuts, middle
     return best
+
+
+def group_loads(instance: Instance) -> npt.NDArray[np.float64]:
+    """How heavy each group is, for cuts that need no cost model: FLOPs of a sample, both passes.
+
+    The elements that it moves are added as if each were one FLOP, so that a group without matmuls
+    weighs a little.
+    """
+    works = [instance.graph.structure(group.index).work for group in instance.graph.groups]
+    return np.array([work.flops(1) + work.backward_flops(1) + work.moved(1) for work in works])
+
+
+def even_cuts(instance: Instance, segments: int) -> npt.NDArray[np.int64]:
+    """Where stages may begin or end: all groups, or as many cuts as share the loads evenly."""
+    groups = len(instance.graph.groups)
+    if groups <= segments:
+        return np.arange(groups + 1)
+    loads = np.cumsum(group_loads(instance))
+    wanted = np.linspace(0.0, loads[-1], segments + 1)[1:-1]
+    inner = np.minimum(np.searchsorted(loads, wanted) + 1, groups - 1)
+    return np.unique(np.concatenate([[0], inner, [groups]]))
 
 
 def _cuts_below(prefix: np.ndarray, pp: int, limit: float) -> tuple[int, ...] | None:

@@ -25,7 +25,7 @@ from rlplace.cost.analytic import AnalyticCost
 from rlplace.cost.collectives import point_to_point
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
-from rlplace.plan.uniform import make_plan
+from rlplace.plan.uniform import even_cuts, make_plan
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
 from rlplace.planners.search import Search
 from rlplace.planners.stage_solver import StageRow, StageSolver
@@ -129,7 +129,7 @@ def _tables(
             places.append((start, stop))
     if not meshes:
         return None
-    cuts = _cuts(instance)
+    cuts = even_cuts(instance, _CUTS)
     depth = min(_DEPTH, len(order), len(cuts) - 1)
     numbers = [solver.mesh_class(mesh) for mesh in meshes]
     of_class = {number: mesh for number, mesh in zip(numbers, meshes, strict=True)}
@@ -157,17 +157,6 @@ def _rows(solver: StageSolver, stop: int, mesh: Mesh, count: int, depth: int) ->
         return
     for k in range(depth):
         yield solver.row(stop, mesh, count, min(count, k + 1))
-
-
-def _cuts(instance: Instance) -> Ints:
-    """Where stages may begin or end: all groups, or `_CUTS` that share the FLOPs evenly."""
-    groups = len(instance.graph.groups)
-    if groups <= _CUTS:
-        return np.arange(groups + 1)
-    works = [instance.graph.structure(index).work for index in range(groups)]
-    load = np.cumsum([w.flops(1) + w.backward_flops(1) + w.moved(1) for w in works])
-    wanted = np.linspace(0.0, load[-1], _CUTS + 1)[1:-1]
-    return np.unique(np.concatenate([[0], np.searchsorted(load, wanted) + 1, [groups]]))
 
 
 def _transfers(instance: Instance, order: tuple[int, ...], cuts: Ints, micro_batch: int) -> Floats:

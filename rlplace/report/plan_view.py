@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.planners.types import PlannerResult
 from rlplace.simulate.types import Estimate
 from rlplace.units import GIB, format_seconds, ranges
 
@@ -57,38 +58,54 @@ def stage_rows(instance: Instance, plan: Plan, estimate: Estimate) -> list[Stage
 
 def plan_data(
     instance: Instance,
-    plan: Plan | None,
-    estimate: Estimate | None,
+    plan: Plan,
+    estimate: Estimate,
     *,
     bound: float,
     planner: str,
     plan_seconds: float,
-    alternatives: dict[str, dict[str, float | None]],
+    alternatives: dict[str, PlannerResult],
 ) -> dict[str, Any]:
-    """What `rlplace plan --json` prints."""
-    fits = plan is not None and estimate is not None
-    shown = estimate if estimate is not None else None
+    """What `rlplace plan --json` prints where a plan fits."""
+    return _question(instance) | {
+        "feasible": True,
+        "step_time": estimate.step_time,
+        "peak_memory": max(estimate.peak_memory),
+        "tokens_per_s": estimate.tokens_per_s,
+        "mfu": estimate.mfu,
+        "bound": bound,
+        "gap": estimate.step_time / bound - 1.0,
+        "planner": planner,
+        "plan_seconds": plan_seconds,
+        "reasons": [],
+        "micro_batches": plan.micro_batches,
+        "schedule": plan.schedule,
+        "stages": [asdict(row) for row in stage_rows(instance, plan, estimate)],
+        "alternatives": {
+            name: {
+                "step_time": found.estimate.step_time if found.plan and found.estimate else None,
+                "seconds": found.seconds,
+                "stopped": found.stopped,
+            }
+            for name, found in alternatives.items()
+        },
+    }
+
+
+def infeasible_data(instance: Instance, reasons: str) -> dict[str, Any]:
+    """What `rlplace plan --json` prints where nothing fits; the same names, without values."""
+    unknown = ("step_time", "peak_memory", "tokens_per_s", "mfu", "bound", "gap", "planner")
+    empty = dict.fromkeys((*unknown, "plan_seconds", "micro_batches", "schedule"))
+    told: dict[str, Any] = {"feasible": False, "reasons": reasons.splitlines(), "stages": []}
+    return _question(instance) | told | empty | {"alternatives": {}}
+
+
+def _question(instance: Instance) -> dict[str, Any]:
     return {
-        "feasible": fits,
         "model": instance.graph.name,
         "cluster": instance.cluster.name,
         "global_batch": instance.global_batch,
         "precision": instance.precision,
-        "step_time": shown.step_time if shown else None,
-        "peak_memory": max(shown.peak_memory) if shown else None,
-        "tokens_per_s": shown.tokens_per_s if shown else None,
-        "mfu": shown.mfu if shown else None,
-        "bound": bound,
-        "gap": shown.step_time / bound - 1.0 if shown else None,
-        "planner": planner,
-        "plan_seconds": plan_seconds,
-        "reasons": list(shown.reasons) if shown else [],
-        "micro_batches": plan.micro_batches if plan else None,
-        "schedule": plan.schedule if plan else None,
-        "stages": [asdict(row) for row in stage_rows(instance, plan, shown)]
-        if plan and shown
-        else [],
-        "alternatives": alternatives,
     }
 
 
@@ -141,21 +158,18 @@ def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float
     return Group(verdict(instance, plan, estimate, bound), "", table, "", totals)
 
 
-def render_alternatives(
-    planner: str, alternatives: dict[str, dict[str, float | None]]
-) -> RenderableType:
+def render_alternatives(planner: str, alternatives: dict[str, PlannerResult]) -> RenderableType:
     """Which planner found the answer, and what the others got."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     for name in ("planner", "step", "seconds"):
         table.add_column(name, justify="left" if name == "planner" else "right")
     for name, found in alternatives.items():
-        step, seconds = found["step_time"], found["seconds"]
+        if found.plan is not None and found.estimate is not None:
+            step = format_seconds(found.estimate.step_time)
+        else:
+            step = "nothing fits" if found.stopped == "done" else "none in its time"
         mark = " <- this plan" if name == planner else ""
-        table.add_row(
-            name + mark,
-            format_seconds(step) if step is not None else "nothing fits",
-            f"{seconds:.3f}",
-        )
+        table.add_row(name + mark, step, f"{found.seconds:.3f}")
     return table
 
 

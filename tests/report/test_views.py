@@ -8,7 +8,15 @@ from rich.console import Console
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
-from rlplace.report.plan_view import plan_data, render_plan, short_names, stage_rows
+from rlplace.planners.types import PlannerResult
+from rlplace.report.plan_view import (
+    infeasible_data,
+    plan_data,
+    render_alternatives,
+    render_plan,
+    short_names,
+    stage_rows,
+)
 from rlplace.report.timeline_view import bars, chrome_trace, draw, save_trace
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import estimate, timeline
@@ -37,9 +45,10 @@ def test_ranges_of_ranks_that_are_not_neighbours() -> None:
     assert [row.devices for row in rows] == ["0,3 round", "1-2 round"]
 
 
-def test_plan_data_is_json_and_empty_where_nothing_fits() -> None:
+def test_plan_data_has_the_same_names_whether_something_fits_or_not() -> None:
     guess = estimate(INSTANCE, PLAN)
     limit = bound(INSTANCE)
+    late = PlannerResult(None, None, "dynamic", 0, 0.2, stopped="seconds")
     found = plan_data(
         INSTANCE,
         PLAN,
@@ -47,9 +56,30 @@ def test_plan_data_is_json_and_empty_where_nothing_fits() -> None:
         bound=limit,
         planner="grid",
         plan_seconds=0.1,
-        alternatives={"grid": {"step_time": guess.step_time, "seconds": 0.1}},
+        alternatives={"grid": PlannerResult(PLAN, guess, "grid", 1, 0.1), "dynamic": late},
     )
     assert json.loads(json.dumps(found))["gap"] == guess.step_time / limit - 1.0
+    assert found["alternatives"]["dynamic"] == {
+        "step_time": None,
+        "seconds": 0.2,
+        "stopped": "seconds",
+    }
+    nothing = infeasible_data(INSTANCE, "too large\nwhat would fit: more")
+    assert set(nothing) == set(found)
+    assert nothing["feasible"] is False
+    assert nothing["reasons"] == ["too large", "what would fit: more"]
+
+
+def test_a_planner_that_ran_out_of_time_is_not_said_to_find_nothing() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))
+    results = {
+        stopped: PlannerResult(None, None, stopped, 1, 0.1, stopped=stopped)
+        for stopped in ("done", "seconds")
+    }
+    console.print(render_alternatives("other", results))
+    lines = console.export_text().splitlines()
+    assert "nothing fits" in next(line for line in lines if line.startswith("done"))
+    assert "none in its time" in next(line for line in lines if line.startswith("seconds "))
 
 
 def test_rendered_plan_fits_eighty_columns() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import wandb
 from stable_baselines3.common.logger import Logger
 
 from rlplace.policies.tracking import Tracker, _mode
@@ -23,6 +24,7 @@ def test_offline_run_writes_its_files(tmp_path: Path, monkeypatch: pytest.Monkey
     tracker.policy(policy)
     folder = tracker.folder
     tracker.finish()
+    wandb.teardown()  # its service writes on its own time; this waits until it has ended
     assert folder.is_relative_to(tmp_path / "wandb")
     assert folder.name.startswith("offline-run-")
     written = b"".join(path.read_bytes() for path in folder.rglob("*.wandb"))

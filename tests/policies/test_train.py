@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 
 from rlplace.errors import InputError
 from rlplace.policies.checkpoint import latest_checkpoint
@@ -147,6 +148,7 @@ def test_tracked_run_leaves_curves_table_and_policy(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     train(replace(config, track=True), ToyTask(toy))
+    wandb.teardown()  # its service writes on its own time; this waits until it has ended
     (run,) = (Path(config.folder) / "wandb").glob("offline-run-*")
     written = b"".join(path.read_bytes() for path in run.rglob("*.wandb"))
     for name in (b"imitate/held_out_loss", b"train/approx_kl", b"policy.safetensors", b"clip"):

@@ -17,15 +17,8 @@ import torch
 from torch import fx
 
 from rlplace.graph import axis
-from rlplace.graph.nodes import (
-    SPLITS,
-    conv_groups,
-    is_tensor,
-    op_name,
-    split_parts,
-    tensor_args,
-    written_args,
-)
+from rlplace.graph.local_args import local_args
+from rlplace.graph.nodes import is_tensor, op_name, tensor_args, written_args
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import (
     REPLICATE,
@@ -160,7 +153,7 @@ class _Lowering:
         """The op on shards."""
         name, bias = op_name(node), None
         target: Any = node.target
-        args = _local_args(node, strategy, args, self.assignment.degree)
+        args = local_args(node, strategy, args, self.assignment.degree)
         if name == "cross_entropy_loss":
             return self._emit(axis.vocab_cross_entropy, *args, **kwargs)
         if isinstance(strategy.output, Partial):
@@ -186,35 +179,6 @@ class _Lowering:
         if op_name(node) == "conv2d":
             bias = self._emit(aten.view.default, bias, [-1, 1, 1])
         return self._emit(aten.add.Tensor, total, bias)
-
-
-def _local_args(node: fx.Node, strategy: Strategy, args: list[Any], degree: int) -> list[Any]:
-    """The arguments of an op with the sizes of a shard."""
-    name, output = op_name(node), strategy.output
-    local = list(args)
-    if name in ("view", "reshape", "_unsafe_view", "expand") and isinstance(output, Shard):
-        local[1] = _shorter(args[1], output.dim, degree)
-    elif name == "unflatten" and isinstance(output, Shard):
-        first = int(args[1]) % node.args[0].meta["val"].ndim  # type: ignore[union-attr]
-        if 0 <= output.dim - first < len(args[2]):
-            local[2] = _shorter(args[2], output.dim - first, degree)
-    elif name in SPLITS and name != "chunk":
-        read = strategy.reads[0]
-        if isinstance(read, Shard) and split_parts(node)[0] == read.dim:
-            sizes = args[1]
-            whole = isinstance(sizes, int)
-            local[1] = sizes // degree if whole else [size // degree for size in sizes]
-    elif name == "conv2d" and conv_groups(node) > 1:
-        local[6] = conv_groups(node) // degree
-    return local
-
-
-def _shorter(sizes: list[Any], dim: int, degree: int) -> list[Any]:
-    """Sizes with that of one dim made local; -1 is worked out by the op itself."""
-    local = list(sizes)
-    if local[dim] != -1:
-        local[dim] = local[dim] // degree
-    return local
 
 
 def _is_random(node: fx.Node) -> bool:

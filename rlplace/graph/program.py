@@ -7,10 +7,8 @@ a module of any set of its nodes.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
 from rlplace.errors import CaptureError
+from rlplace.graph.tracing import lean_tracing
 
 _STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -103,7 +102,7 @@ def export_program(
             shapes[tensor] = {0: torch.export.Dim.DYNAMIC}
     dynamic = shapes.dynamic_shapes(twin, call_args, call_kwargs)  # type: ignore[no-untyped-call]
     try:
-        with _lean_tracing():
+        with lean_tracing():
             exported = torch.export.export(
                 twin, call_args, call_kwargs, dynamic_shapes=dynamic, strict=False
             )
@@ -218,20 +217,6 @@ def base_of(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
-
-
-@contextlib.contextmanager
-def _lean_tracing() -> Iterator[None]:
-    """Without a stack trace a node and the garbage collector: a sixth less time for 80 layers."""
-    collects, quiet = gc.isenabled(), fx.config.do_not_emit_stack_traces
-    gc.disable()
-    fx.config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        fx.config.do_not_emit_stack_traces = quiet
-        if collects:
-            gc.enable()
 
 
 def _move(node: fx.Node, device: torch.device) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import fx
 
@@ -26,37 +25,12 @@ from rlplace.graph.nodes import (
 )
 from rlplace.graph.shapes import at_batch
 from rlplace.graph.signatures import SIGNATURES, Signature
-from rlplace.graph.types import Partial, Placement, Replicate, Shard
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A replicated value read by an op that works on a shard: its gradient is a sum."""
-
-
-#: How an op reads one of its tensor arguments.
-Want = Replicate | Copied | Shard
-
-REPLICATE = Replicate()
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """One way to run a node.
-
-    Args:
-        reads: One for each tensor argument (`tensor_args`), in order.
-        output: Placement of the result, of every part of it where it is a tuple. `Partial` is
-            reduced at once.
-    """
-
-    reads: tuple[Want, ...]
-    output: Placement
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the devices share the work."""
-        return any(isinstance(want, Shard) for want in self.reads)
+from rlplace.graph.strategy import REPLICATE as REPLICATE
+from rlplace.graph.strategy import Copied as Copied
+from rlplace.graph.strategy import Strategy as Strategy
+from rlplace.graph.strategy import Want as Want
+from rlplace.graph.strategy import divides as divides
+from rlplace.graph.types import Partial, Placement, Shard
 
 
 def strategies(
@@ -126,11 +100,6 @@ def _cut(
         for labels in signature.inputs
     )
     return Strategy(reads, output)
-
-
-def divides(size: int, degree: int, blocks: int = 1) -> bool:
-    """Whether a dim of a known size can be cut into equal parts."""
-    return size > 0 and size % (degree * blocks) == 0
 
 
 # Rules of their own: (node, degree, index of an argument, how that argument is cut) -> strategies.

@@ -7,7 +7,7 @@ those of its lowered program, run on the meta device, so there is one source of 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from torch import Tensor, fx
 from rlplace.errors import InputError
 from rlplace.graph.axis import COLLECTIVES, MetaAxis, use_axis
 from rlplace.graph.count import Role, measure
+from rlplace.graph.cuts import legal_cuts
 from rlplace.graph.lower import Assignment, lower
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import REPLICATE
 from rlplace.graph.search import Facts, Search
 from rlplace.graph.shapes import BATCHES, stand_in
-from rlplace.graph.types import Affine, Collective, Layout, Placement, Shard
+from rlplace.graph.types import Affine, Collective, Cut, Layout, Placement, Shard
 
 #: FLOPs that an element in a collective is worth, in the order in which the search tries them: an
 #: A100 with NVLink (312 TFLOP/s against about 200 GB/s), then less, so that a model that is too
@@ -111,22 +112,29 @@ def _cheapest_sharded(
     return smaller
 
 
-def legal_degrees(piece: Piece, up_to: int) -> tuple[int, ...]:
-    """Degrees from 2 to `up_to` at which the devices share all of a piece's matmuls.
+def legal_cuts_of(
+    piece: Piece,
+    grads: Collection[str],
+    pinned: Callable[[int], Mapping[str, Placement]] | None = None,
+) -> tuple[Cut, ...]:
+    """What the tp axis cuts in a piece; its legal degrees are the divisors of all these sizes.
 
-    Heads, channels or whatever else its ops cut divide by these. At other degrees `find_layouts`
-    may still find a layout that shares a part of the work.
+    Args:
+        piece: As for `find_layouts`.
+        grads: Likewise.
+        pinned: Of each degree.
     """
+    return legal_cuts(
+        piece, grads, lambda degree: solve(piece, degree, grads, pinned(degree) if pinned else None)
+    )
+
+
+def legal_degrees(piece: Piece, up_to: int) -> tuple[int, ...]:
+    """Degrees from 2 to `up_to` that divide the heads, channels or whatever a piece's ops cut."""
     nodes = piece.module.graph.nodes
-    grads = [node.name for node in nodes if node.op == "placeholder"]
-    return tuple(d for d in range(2, up_to + 1) if _shares_all(piece, d, grads))
-
-
-def _shares_all(piece: Piece, degree: int, grads: Collection[str]) -> bool:
-    assignment = solve(piece, degree, grads)
-    flops = Facts.of(piece, degree, grads, {}).flops
-    worked = [node for node, count in flops.items() if count > 0.0]
-    return assignment is not None and all(assignment.strategy(n).sharded for n in worked)
+    cuts = legal_cuts_of(piece, [node.name for node in nodes if node.op == "placeholder"])
+    degrees = range(2, up_to + 1 if cuts else 2)
+    return tuple(d for d in degrees if all(cut.size % d == 0 for cut in cuts))
 
 
 def placements_of(piece: Piece, assignment: Assignment) -> dict[str, Placement]:

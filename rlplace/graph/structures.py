@@ -11,10 +11,10 @@ from torch import Tensor, fx
 
 from rlplace.graph.count import Count, Role, count
 from rlplace.graph.drafts import Draft
-from rlplace.graph.layouts import find_layouts
+from rlplace.graph.layouts import find_layouts, legal_cuts_of
 from rlplace.graph.program import Piece, Program, extract
 from rlplace.graph.shapes import describe, stand_in
-from rlplace.graph.types import Layout, Placement, Replicate, Shard, Structure
+from rlplace.graph.types import Cut, Layout, Placement, Replicate, Shard, Structure
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Structures:
         """Index of a group's structure. Groups come in topological order."""
         key = self._hash(draft)
         if key not in self._known:
-            made, layouts = self._describe(draft)
+            made, layouts, cuts = self._describe(draft)
             self._known[key] = (len(self.found), made)
-            self.found.append(Structure(key, made.work, layouts))
+            self.found.append(Structure(key, made.work, layouts, cuts))
         index, made = self._known[key]
         self._kept |= {n for n, kept in zip(draft.writes, made.keeps, strict=True) if kept}
         return index
@@ -54,8 +54,8 @@ class Structures:
         """The parameter or buffer behind a placeholder; two placeholders may share one."""
         return self.program.states.get(node.name, node.name)
 
-    def _describe(self, draft: Draft) -> tuple[Count, tuple[Layout, ...]]:
-        """Count a piece and search its layouts."""
+    def _describe(self, draft: Draft) -> tuple[Count, tuple[Layout, ...], tuple[Cut, ...]]:
+        """Count a piece and search its layouts at the degrees that divide what they cut."""
         piece = extract(self.program, draft.ops, writes=[node.name for node in draft.writes])
         inputs = {node.name: node for node in draft.reads}
         nodes = [inputs[name] for name in _input_names(piece)]
@@ -69,12 +69,14 @@ class Structures:
 
         roles = [self._role(node) for node in nodes]
         grads = {node.name for node in nodes if node in self._grads}
+        cuts = legal_cuts_of(piece, grads, lambda degree: self._pinned(nodes, degree))
+        legal = [d for d in self.degrees if cuts and all(cut.size % d == 0 for cut in cuts)]
         layouts = [
             layout
-            for degree in self.degrees
+            for degree in legal
             for layout in find_layouts(piece, degree, roles, grads, self._pinned(nodes, degree))
         ]
-        return count(piece.module, make_inputs, roles), tuple(layouts)
+        return count(piece.module, make_inputs, roles), tuple(layouts), cuts
 
     def _pinned(self, nodes: Sequence[fx.Node], degree: int) -> dict[str, Placement]:
         """One placement for all groups that share a state: cut dim 0 of a matrix if that goes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -100,12 +101,19 @@ class Work:
         kernels: Ops of the forward pass that launch something (views do not).
         moved: Float elements that the forward ops read and write, one by one, without fusion.
         backward_moved: The same of the backward pass.
+        attention_flops: The part of `flops` that attention kernels do: what redoing the core
+            attention costs.
         score_floats: Elements of the attention score matrices: a math kernel writes, reads and
             saves them, a flash kernel does not. Not contained in the other fields.
         saved: Float elements kept for the backward pass (by autograd's own rules, each storage
             once), the group's inputs included where it saves them.
         saved_bytes: Bytes kept for the backward pass of all other dtypes.
+        logits_bytes: The part of `saved_bytes` that is class scores: what a loss keeps of its
+            logits, in fp32 at every precision.
         transient: Float elements of the largest working set of one op.
+        chunked_transient: The same of the ops that touch no class scores: a bound where a loss
+            goes through its tokens chunk by chunk. Equal to `transient` where nothing is kept in
+            `logits_bytes`.
         params: Trainable parameter elements on this device.
         frozen_params: Frozen parameter elements and buffers on this device.
     """
@@ -116,10 +124,13 @@ class Work:
     kernels: int = 0
     moved: Affine = field(default_factory=Affine)
     backward_moved: Affine = field(default_factory=Affine)
+    attention_flops: Affine = field(default_factory=Affine)
     score_floats: Affine = field(default_factory=Affine)
     saved: Affine = field(default_factory=Affine)
     saved_bytes: Affine = field(default_factory=Affine)
+    logits_bytes: Affine = field(default_factory=Affine)
     transient: Affine = field(default_factory=Affine)
+    chunked_transient: Affine = field(default_factory=Affine)
     params: int = 0
     frozen_params: int = 0
 
@@ -144,6 +155,19 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Something that the tp axis cuts into equal parts: a degree has to divide its size.
+
+    Args:
+        what: Last part of the name of the module that makes it (``k_proj``).
+        size: Number of units between which it may be cut (of a key projection its heads).
+    """
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Structure:
     """What all isomorphic groups have in common; analysed once, however often it repeats.
 
@@ -152,11 +176,18 @@ class Structure:
         work: One micro-batch on one device, unsharded.
         layouts: Sharded layouts of the tp axis, at each legal degree (``replicate`` is legal at
             every degree, has the work above, and is not listed).
+        cuts: What its sharded layouts cut; empty where it has none.
     """
 
     hash: str
     work: Work
     layouts: tuple[Layout, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def tp_limit(self) -> int:
+        """Its legal tp degrees are the divisors of this number; 0 if nothing limits them."""
+        return math.gcd(*(cut.size for cut in self.cuts))
 
     def layouts_at(self, degree: int) -> tuple[Layout, ...]:
         """All layouts at a degree of the tp axis, ``replicate`` first."""
@@ -232,6 +263,45 @@ class OpGraph:
     def structure(self, group: int) -> Structure:
         """The description of a group."""
         return self.structures[self.groups[group].structure]
+
+    def tp_degrees(self, up_to: int) -> tuple[int, ...]:
+        """Degrees of the tp axis, 1 first, that divide what the groups cut."""
+        limits = [self.structures[index].tp_limit for index in self._limiting]
+        degrees = range(1, up_to + 1)
+        return tuple(d for d in degrees if all(limit % d == 0 for limit in limits))
+
+    def tp_refusal(self, degree: int) -> str | None:
+        """Why a degree is not in `tp_degrees`: a group and its sizes; None if it is."""
+        for index in self._limiting:
+            sizes = [f"{cut.what} {cut.size}" for cut in self.structures[index].cuts]
+            wrong = [
+                s
+                for s, c in zip(sizes, self.structures[index].cuts, strict=True)
+                if c.size % degree
+            ]
+            if wrong:
+                name = next(group.name for group in self.groups if group.structure == index)
+                return f"tp={degree} does not divide {', '.join(wrong)} of {name}"
+        return None
+
+    @cached_property
+    def _limiting(self) -> tuple[int, ...]:
+        """Structures that limit the degree of the tp axis, those with the most FLOPs first.
+
+        They are those that repeat, or all if none does: a head with an odd vocabulary does not
+        forbid to shard the layers, it runs whole. So does a structure that would leave no degree.
+        """
+        uses = [group.structure for group in self.groups]
+        cutting = [index for index, found in enumerate(self.structures) if found.tp_limit]
+        limiting = [index for index in cutting if uses.count(index) > 1] or cutting
+        limiting.sort(key=lambda i: -uses.count(i) * self.structures[i].work.flops(1.0))
+        common, kept = 0, []
+        for index in limiting:
+            shared = math.gcd(common, self.structures[index].tp_limit)
+            if shared > 1:
+                common = shared
+                kept.append(index)
+        return tuple(kept)
 
     @cached_property
     def fingerprint(self) -> str:

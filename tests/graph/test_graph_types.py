@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from rlplace.graph.types import (
     Affine,
+    Cut,
     Edge,
     Group,
     Layout,
@@ -89,3 +90,29 @@ def test_replicate_is_a_layout_at_every_degree(graph: OpGraph) -> None:
     structure = replace(graph.structures[0], layouts=(layout,))
     assert structure.layouts_at(2) == (Layout("replicate", 2, structure.work), layout)
     assert structure.layouts_at(4) == (Layout("replicate", 4, structure.work),)
+
+
+def _cutting(*sizes: int) -> Structure:
+    cuts = tuple(Cut(f"part_{i}", size) for i, size in enumerate(sizes))
+    return Structure(f"{sizes}", Work(flops=Affine(0.0, 1.0)), cuts=cuts)
+
+
+def _model(*structures: Structure, uses: tuple[int, ...]) -> OpGraph:
+    groups = tuple(Group(i, f"group.{i}", index) for i, index in enumerate(uses))
+    return OpGraph("model", groups, (), structures)
+
+
+def test_tp_degrees_divide_what_is_cut() -> None:
+    few = _model(_cutting(28, 4, 3584), _cutting(18944), uses=(0, 1, 0, 1))
+    assert few.tp_degrees(16) == (1, 2, 4)
+    assert few.tp_refusal(8) == "tp=8 does not divide part_0 28, part_1 4 of group.0"
+    assert few.tp_refusal(4) is None
+    assert _model(_cutting(40, 10), uses=(0, 0)).tp_degrees(16) == (1, 2, 5, 10)
+
+
+def test_what_does_not_repeat_limits_no_degree_of_the_layers() -> None:
+    once = _model(_cutting(12), _cutting(51), uses=(0, 0, 1))
+    assert once.tp_degrees(6) == (1, 2, 3, 4, 6)
+    assert _model(_cutting(12), uses=(0,)).tp_degrees(3) == (1, 2, 3)
+    assert _model(_cutting(8), _cutting(9), uses=(0, 1)).tp_degrees(8) == (1, 2, 4, 8)
+    assert _model(Structure("", Work()), uses=(0,)).tp_degrees(3) == (1, 2, 3)

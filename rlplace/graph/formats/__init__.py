@@ -1,0 +1,1 @@
+"""Public forms of op graphs: what peers publish, and ONNX files."""

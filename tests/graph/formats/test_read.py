@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlplace.errors import InputError
+from rlplace.graph.formats.read import (
+    instance_names,
+    read_graph,
+    read_instance,
+    read_instances,
+)
+from tests.graph.formats.examples import (
+    DOPPLER_TEXT,
+    dnn_partitioning,
+    dnn_partitioning_table,
+    doppler,
+    giph,
+    piper,
+)
+
+
+def written(folder: Path, content: Any, name: str = "file.json") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        (dnn_partitioning(), "dnn-partitioning"),
+        (dnn_partitioning_table(), "dnn-partitioning"),
+        (piper(), "piper"),
+        (doppler(), "doppler"),
+        (DOPPLER_TEXT, "doppler"),
+        (giph(), "giph"),
+    ],
+)
+def test_the_content_says_which_form_it_is(content: Any, form: str, tmp_path: Path) -> None:
+    path = written(tmp_path, content, "no-hint")
+    found = read_instance(path, devices=2)
+    assert found.format == form
+    assert read_graph(path) == found.graph
+
+
+def test_a_file_of_several_graphs_asks_for_a_name(tmp_path: Path) -> None:
+    path = written(tmp_path, {"first": piper(), "second": doppler(), "comment": "mine"})
+    assert instance_names(path) == ["first", "second"]
+    assert read_instance(path, "second").format == "doppler"
+    assert read_instances(path)["first"] == read_instance(path, "first")
+    with pytest.raises(InputError, match=r"choose one.*first, second"):
+        read_instance(path)
+    with pytest.raises(InputError, match="nearest legal: second"):
+        read_instance(path, "secnd")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"layers": []}, "looked for dnn-partitioning JSON"),
+        ([1, 2], "looked for dnn-partitioning JSON"),
+        ('{"nodes": [', "not JSON: line 1"),
+        ("once upon a time", "not JSON: line 1"),
+    ],
+)
+def test_unknown_content_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        read_instance(written(tmp_path, content))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_instance(tmp_path / "absent.json")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(InputError, match="it is not text"):
+        read_instance(tmp_path / "binary")

@@ -89,6 +89,9 @@ class Rates:
         #: ZeRO levels that are looked at; 2 is between its neighbours in memory and in traffic.
         levels = self.instance.zero_levels
         self.levels = tuple(z for z in levels if z != 2 or 3 not in levels or 1 not in levels)
+        #: Recompute modes that are looked at: what keeps most and what keeps least.
+        offered = self.instance.offered_recompute
+        self._modes = tuple(dict.fromkeys((offered[0], offered[-1])))
         self._numbers: dict[object, int] = {}
         self._meshes: list[Mesh] = []
         self._classes: dict[int, _Class] = {}
@@ -182,14 +185,15 @@ class Rates:
         levels = self.levels if mesh.dp_shard > 1 else (0,)
         rest, step = divmod(way, len(steps))
         sharded, level = divmod(rest, len(levels))
-        modes = self.instance.recompute_modes
+        modes = self._modes
         found = []
         for kind, (index, _) in enumerate(self.kinds):
             layouts = self.instance.graph.structures[index].layouts_at(mesh.tp)
             redo = int(steps[step, kind]) if len(modes) > 1 else 0
             wanted = sharded or fast[level, redo, kind] > 0
             layout = layouts[-1 if wanted else 0].name
-            mode = modes[redo]
+            options = self.instance.recompute_options(self.instance.graph.structures[index].work)
+            mode = modes[redo] if modes[redo] in options else options[0]
             found.append(GroupChoice(layout, levels[level], mode))  # type: ignore[arg-type]
         return tuple(found[kind] for kind in self.owner)
 
@@ -199,7 +203,7 @@ class Rates:
         Those come first that free most bytes for a second; a solver with a price on memory goes
         through the same sets. With many kinds, neighbours in that order go together.
         """
-        if len(self.instance.recompute_modes) < 2:
+        if len(self._modes) < 2:
             return np.zeros((1, len(self.kinds)), np.bool_)
         repeats = np.bincount(self.owner, minlength=len(self.kinds))
         freed = np.maximum(saved[-1, 0, 0] - saved[-1, 0, -1], 0.0)
@@ -218,7 +222,7 @@ class Rates:
         most = self.instance.global_batch / mesh.dp
         points = np.unique([1.0, max(1.0, most**0.5), max(1.0, most)])
         levels = self.levels if mesh.dp_shard > 1 else (0,)
-        modes = self.instance.recompute_modes
+        modes = self._modes
         structures = self.instance.graph.structures
         width = min(2, max(len(structures[s].layouts_at(mesh.tp)) for s, _ in self.kinds))
         timed = np.zeros((len(points), 4, width, len(levels), len(modes), len(self.kinds)))

@@ -108,7 +108,12 @@ class AnalyticCost:
     ) -> GroupCost:
         """See `rlplace.cost.types.CostModel.group`."""
         looks = self.view(instance.cluster, mesh)
-        settings = (instance.precision, instance.optimizer, instance.attention)
+        settings = (
+            instance.precision,
+            instance.optimizer,
+            instance.attention,
+            instance.loss_chunks,
+        )
         cluster = instance.cluster.fingerprint  # kinds of one name may differ, once calibrated
         key = (id(structure), choice, id(looks), samples, boundary, settings, cluster)
         if key not in self._groups:
@@ -158,7 +163,11 @@ def _group(
         for phase in ("forward", "backward")
     }
     gather, scatter, reduce, publish = _states_traffic(instance, work, choice, looks)
-    redo = forward + exchange["forward"] if choice.recompute == "full" else 0.0
+    redo = {
+        "none": 0.0,
+        "attention": _attention_seconds(instance, work, kinds, looks.turns, samples),
+        "full": forward + exchange["forward"],
+    }[choice.recompute]
     optimizer = _optimizer_seconds(instance, work, choice, mesh, kinds) * looks.turns
     return GroupCost(
         forward=forward + exchange["forward"] + max(0.0, gather - overlap * forward),
@@ -172,6 +181,7 @@ def _group(
         static=memory.states(instance, work, choice, mesh).total,
         saved=memory.saved(instance, work, choice, samples, boundary),
         transient=memory.transient(instance, work, choice, mesh, samples),
+        logits=memory.logits(instance, work, samples),
     )
 
 
@@ -207,6 +217,24 @@ def _compute(
         )
         totals.append(slowest * turns)
     return totals[0], totals[1]
+
+
+def _attention_seconds(
+    instance: Instance, work: Work, kinds: list[DeviceKind], turns: int, samples: float
+) -> float:
+    """Seconds of the forward of the core attention alone, as one kernel."""
+    flops = work.attention_flops(samples)
+    if flops == 0.0:
+        return 0.0
+    score = work.score_floats(samples) if instance.attention == "math" else 0.0
+    bytes_moved = _SCORE_PASSES[0] * score * instance.bytes.activation
+    slowest = max(
+        matmul_seconds(kind, instance.bytes.compute, flops, 1)
+        + bytes_moved / (kind.bandwidth * kind.memory_efficiency)
+        + kind.launch_overhead
+        for kind in kinds
+    )
+    return slowest * turns
 
 
 def matmul_seconds(kind: DeviceKind, dtype: str, flops: float, kernels: int) -> float:

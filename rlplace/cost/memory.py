@@ -37,7 +37,10 @@ def saved(
     instance: Instance, work: Work, choice: GroupChoice, samples: float, boundary: float
 ) -> float:
     """Bytes kept from the forward to the backward of one micro-batch."""
-    return boundary if choice.recompute == "full" else _saved_by_autograd(instance, work, samples)
+    if choice.recompute == "full":
+        return boundary
+    scores = choice.recompute == "none"
+    return _saved_by_autograd(instance, work, samples, scores=scores)
 
 
 def transient(
@@ -46,21 +49,45 @@ def transient(
     """Bytes that come and go while a group runs.
 
     The working set of its largest op; the gathered parameters (ZeRO-3) and unsharded gradients
-    (ZeRO-2, 3) of the group; what autograd saves while a recomputed group is in backward.
+    (ZeRO-2, 3) of the group; what autograd saves while a recomputed group is in backward, or the
+    score matrices where only the core attention is redone.
     """
     size = instance.bytes
-    peak = work.transient(samples) * size.activation
+    peak = _working_set(instance, work, samples) * size.activation
     if choice.zero >= 2 and mesh.dp_shard > 1:
         peak += work.params * size.gradient
     if choice.zero == 3 and mesh.dp_shard > 1:
         peak += (work.params + work.frozen_params) * size.weight
     if choice.recompute == "full":
         peak += _saved_by_autograd(instance, work, samples)
+    elif choice.recompute == "attention":
+        peak += _score_floats(instance, work, samples) * size.activation
     return peak
 
 
-def _saved_by_autograd(instance: Instance, work: Work, samples: float) -> float:
+def logits(instance: Instance, work: Work, samples: float) -> float:
+    """Bytes of the class scores of one micro-batch that a loss holds at a time."""
+    return work.logits_bytes(samples) / instance.loss_chunks
+
+
+def _working_set(instance: Instance, work: Work, samples: float) -> float:
+    """Float elements of the largest op; a loss in chunks works on the scores of one chunk."""
+    largest = work.transient(samples)
+    if instance.loss_chunks == 1 or work.logits_bytes(samples) == 0.0:
+        return largest
+    return max(largest / instance.loss_chunks, work.chunked_transient(samples))
+
+
+def _saved_by_autograd(
+    instance: Instance, work: Work, samples: float, *, scores: bool = True
+) -> float:
     floats = work.saved(samples)
-    if instance.attention == "math":
-        floats += work.score_floats(samples)
-    return floats * instance.bytes.activation + work.saved_bytes(samples)
+    if scores:
+        floats += _score_floats(instance, work, samples)
+    whole = floats * instance.bytes.activation + work.saved_bytes(samples)
+    return whole - (work.logits_bytes(samples) - logits(instance, work, samples))
+
+
+def _score_floats(instance: Instance, work: Work, samples: float) -> float:
+    """Elements of the score matrices in memory; a flash kernel has none."""
+    return work.score_floats(samples) if instance.attention == "math" else 0.0

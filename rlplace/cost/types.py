@@ -22,6 +22,8 @@ class GroupCost:
         static: Bytes of parameters, gradients and optimizer states.
         saved: Bytes kept for the backward pass of each micro-batch in flight.
         transient: Bytes that come and go while the group runs.
+        logits: The part of `saved` that is class scores; of `transient`, where the group's forward
+            runs again in the backward pass.
     """
 
     forward: float
@@ -32,6 +34,7 @@ class GroupCost:
     static: float
     saved: float
     transient: float
+    logits: float = 0.0
 
 
 class CostModel(Protocol):

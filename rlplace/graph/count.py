@@ -99,10 +99,13 @@ def count(
         kernels=sum(op.phase == "forward" for op in high.ops),
         moved=line(lambda tape: tape.sum("moved", "forward")),
         backward_moved=line(lambda tape: tape.sum("moved", "backward")),
+        attention_flops=line(lambda tape: tape.attention_flops),
         score_floats=line(lambda tape: tape.scores),
         saved=line(lambda tape: tape.saved()[0]),
         saved_bytes=line(lambda tape: tape.saved()[1]),
+        logits_bytes=line(lambda tape: sum(size for size, _ in tape.logits().values())),
         transient=_transient(low, high),
+        chunked_transient=_transient(low, high, but_logits=True),
         params=sum(size for size, trainable in sizes.values() if trainable),
         frozen_params=sum(size for size, trainable in sizes.values() if not trainable),
     )
@@ -130,6 +133,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     muted: bool = False
     widened: bool = False
     scores: int = 0
+    attention_flops: int = 0
     ops: list[_Op] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
     wide: set[int] = field(default_factory=set)
@@ -195,6 +199,14 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 floats += size / tensor.element_size()
         return floats, others
 
+    def logits(self) -> dict[int, tuple[int, int]]:
+        """(bytes, elements) of each storage of class scores that a loss keeps."""
+        return {
+            _key(tensor): (tensor.untyped_storage().nbytes(), tensor.numel())
+            for tensor in self.kept
+            if _key(tensor) in self.wide and tensor.is_floating_point() and tensor.ndim > 1
+        }
+
 
 def _run(
     module: fx.GraphModule,
@@ -227,12 +239,22 @@ def _forget_states(tape: _Tape, gradients: Any) -> None:
         op.touched = {key: size for key, size in op.touched.items() if key not in static}
 
 
-def _transient(low: _Tape, high: _Tape) -> Affine:
-    """The largest working set of one op: inputs and outputs, without parameters."""
+def _transient(low: _Tape, high: _Tape, *, but_logits: bool = False) -> Affine:
+    """The largest working set of one op: inputs and outputs, without parameters.
+
+    With `but_logits` of those ops that touch no class scores; all do where there are none.
+    """
     sets = [[sum(op.touched.values()) for op in tape.ops] for tape in (low, high)]
-    if not sets[1]:
+    least = min((size for _, size in high.logits().values()), default=None) if but_logits else None
+    # Class scores before a shift or a slice are a little larger than what the loss keeps of them.
+    scored = [
+        least is not None and any(least <= size < 2 * least for size in op.touched.values())
+        for op in high.ops
+    ]
+    others = [index for index, touches in enumerate(scored) if not touches]
+    if not others:
         return Affine()
-    largest = max(range(len(sets[1])), key=lambda index: sets[1][index])
+    largest = max(others, key=lambda index: sets[1][index])
     return Affine.through(BATCHES[0], sets[0][largest], BATCHES[1], sets[1][largest])
 
 
@@ -292,9 +314,9 @@ class _Flash(torch.autograd.Function):
         ctx.tape = tape
         pairs = 2 * log_sums.numel() * key.shape[-2]
         ctx.pairs = pairs
-        tape.record(
-            pairs * (query.shape[-1] + value.shape[-1]), [query, key, value], [out, log_sums]
-        )
+        flops = pairs * (query.shape[-1] + value.shape[-1])
+        tape.attention_flops += flops
+        tape.record(flops, [query, key, value], [out, log_sums])
         return out
 
     @staticmethod

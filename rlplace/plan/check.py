@@ -6,13 +6,21 @@ fits in memory is for the estimate to say.
 
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 from math import prod
 
 from rlplace.errors import InputError, nearest_names
 from rlplace.plan.schedules import SCHEDULES
 from rlplace.plan.tied import conflict
-from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.plan.types import (
+    RECOMPUTE_MODES,
+    Instance,
+    Mesh,
+    Plan,
+    Stage,
+    redoes_attention,
+)
 
 
 def check(instance: Instance, plan: Plan) -> None:
@@ -30,6 +38,7 @@ def check(instance: Instance, plan: Plan) -> None:
         _check_samples(plan, index, stage.mesh)
         _check_choices(instance, index, stage)
     _check_overlap(plan)
+    _check_tied(instance, plan)
 
 
 def check_fingerprints(instance: Instance, plan: Plan) -> None:
@@ -65,7 +74,7 @@ def _check_settings(instance: Instance, plan: Plan) -> None:
         rule = f"must be one of {', '.join(SCHEDULES)}"
         near = nearest_names(plan.schedule, SCHEDULES) or "1f1b"
         raise InputError("plan.schedule", plan.schedule, rule, near)
-    for field in ("precision", "optimizer", "attention"):
+    for field in ("precision", "optimizer", "attention", "loss_chunks"):
         value, wanted = getattr(plan, field), getattr(instance, field)
         if value != wanted:
             rule = f"the plan was made for another {field}; plan again for this one"
@@ -159,17 +168,25 @@ def _check_choices(instance: Instance, index: int, stage: Stage) -> None:
             rule = "a ZeRO level is 0, 1, 2 or 3"
             level = nearest(choice.zero, (0, 1, 2, 3))
             raise InputError(f"{field}[{group - stage.start}].zero", choice.zero, rule, level)
-        if choice.recompute not in ("none", "full"):
-            rule = "recompute is none or full"
-            near = nearest_names(choice.recompute, ("none", "full")) or "none"
-            raise InputError(
-                f"{field}[{group - stage.start}].recompute", choice.recompute, rule, near
-            )
-    if (found := conflict(instance.graph, stage)) is not None:
-        group, name = found
-        rule = f"groups that share {name} hold it in the same placement"
-        layout = stage.choices[group - stage.start].layout
-        raise InputError(f"{field}[{group - stage.start}].layout", layout, rule, "replicate")
+        _check_recompute(instance, group, choice.recompute, f"{field}[{group - stage.start}]")
+
+
+def _check_recompute(instance: Instance, group: int, mode: str, field: str) -> None:
+    if mode not in RECOMPUTE_MODES:
+        rule = f"recompute is one of {', '.join(RECOMPUTE_MODES)}"
+        near = nearest_names(mode, RECOMPUTE_MODES) or "none"
+        raise InputError(f"{field}.recompute", mode, rule, near)
+    if mode != "attention":
+        return
+    if not redoes_attention(instance.graph.structure(group).work):
+        rule = f"{instance.graph.groups[group].name} has no core attention to redo"
+        raise InputError(f"{field}.recompute", mode, rule, "none")
+    if instance.attention == "flash":
+        warnings.warn(
+            "recompute=attention frees about nothing with a flash kernel, which keeps no score "
+            "matrix, and costs its time; take none or full, or plan for attention=math",
+            stacklevel=2,
+        )
 
 
 def _check_overlap(plan: Plan) -> None:
@@ -184,3 +201,17 @@ def _check_overlap(plan: Plan) -> None:
         if before.mesh == after.mesh:
             rule = "neighbouring stages on one mesh are one stage"
             raise InputError("plan.stages", (before.stop, after.start), rule)
+
+
+def _check_tied(instance: Instance, plan: Plan) -> None:
+    """All groups of a mesh that share a parameter hold it alike, also across its stages."""
+    for mesh in dict.fromkeys(stage.mesh for stage in plan.stages):
+        own = [stage for stage in plan.stages if stage.mesh == mesh]
+        if (found := conflict(instance.graph, *own)) is not None:
+            group, name = found
+            index = next(i for i, s in enumerate(plan.stages) if s.start <= group < s.stop)
+            stage = plan.stages[index]
+            field = f"plan.stages[{index}].choices[{group - stage.start}].layout"
+            layout = stage.choices[group - stage.start].layout
+            rule = f"groups that share {name} hold it in the same placement"
+            raise InputError(field, layout, rule, "replicate")

@@ -206,7 +206,7 @@ def _all_stages(
                 GroupChoice(layout.name, zero, recompute)  # type: ignore[arg-type]
                 for layout in graph.structure(group).layouts_at(tp)
                 for zero in (instance.zero_levels if size > tp else (0,))
-                for recompute in instance.recompute_modes
+                for recompute in instance.recompute_options(graph.structure(group).work)
             ]
             for group in range(*span)
         ]

@@ -28,16 +28,18 @@ def settle(graph: OpGraph, stage: Stage) -> Stage:
     return replace(stage, choices=tuple(choices)) if choices != list(stage.choices) else stage
 
 
-def conflict(graph: OpGraph, stage: Stage) -> tuple[int, str] | None:
-    """A group of the stage and a parameter that it holds in another way than the group before."""
-    for name, users in _shared(graph, stage):
+def conflict(graph: OpGraph, *stages: Stage) -> tuple[int, str] | None:
+    """A group of a mesh's stages and a parameter that it holds in another way than one before."""
+    for name, _ in graph.tied:
         wanted: Placement | None = None
-        for group in users:
-            choice = stage.choices[group - stage.start]
-            found = _held(graph, group, name, choice, stage.mesh.tp)
-            if wanted is not None and found != wanted:
-                return group, name
-            wanted = found
+        for stage in stages:
+            for group, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):
+                if name not in graph.groups[group].params:
+                    continue
+                found = _held(graph, group, name, choice, stage.mesh.tp)
+                if wanted is not None and found != wanted:
+                    return group, name
+                wanted = found
     return None
 
 

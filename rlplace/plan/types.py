@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError, nearest_names
-from rlplace.graph.types import OpGraph
+from rlplace.graph.types import Affine, OpGraph, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ RUN_ZERO_LEVELS = (0, 1)
 
 ATTENTION_KERNELS = ("flash", "math")
 
+#: From what keeps most to what keeps least.
+RECOMPUTE_MODES = ("none", "attention", "full")
+
+#: Recompute modes that `rlplace.runtime` executes today; the others are estimated only.
+RUN_RECOMPUTE_MODES = ("none", "full")
+
+
+def redoes_attention(work: Work) -> bool:
+    """Whether a group has a core attention that the recompute mode ``attention`` could redo."""
+    return work.attention_flops != Affine() or work.score_floats != Affine()
+
 
 def default_precision(cluster: Cluster) -> str:
     """The first of bf16-mixed, fp16-mixed and fp32 that every device kind of a cluster has."""
@@ -79,7 +91,11 @@ class Instance:
         attention: ``flash`` or ``math``: whether score matrices are kept in memory.
         memory_margin: Share of the device memory that is kept free.
         zero_levels: ZeRO levels that a planner may choose.
-        recompute_modes: Recompute modes that a planner may choose.
+        recompute_modes: Recompute modes that a planner may choose. ``attention`` is offered only
+            where it frees something, which is with the ``math`` kernel.
+        loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
+            after the other (1: all at once), so that the class scores of one chunk exist at a
+            time. Estimated only: the runtime computes the loss at once.
 
     Raises:
         InputError: On an unknown name or a value out of range.
@@ -94,10 +110,13 @@ class Instance:
     memory_margin: float = 0.08
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     recompute_modes: tuple[str, ...] = ("none", "full")
+    loss_chunks: int = 1
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
             raise InputError("global_batch", self.global_batch, "must be at least 1", 1)
+        if self.loss_chunks < 1:
+            raise InputError("loss_chunks", self.loss_chunks, "must be at least 1", 1)
         known: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             ("precision", self.precision, tuple(PRECISIONS)),
             ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
@@ -111,7 +130,7 @@ class Instance:
             raise InputError("memory_margin", self.memory_margin, "must be in [0, 1)", 0.08)
         for name, chosen, all_of in (
             ("zero_levels", self.zero_levels, (0, 1, 2, 3)),
-            ("recompute_modes", self.recompute_modes, ("none", "full")),
+            ("recompute_modes", self.recompute_modes, RECOMPUTE_MODES),
         ):
             if not chosen or not set(chosen) <= set(all_of):
                 raise InputError(name, chosen, f"some of {all_of}, at least one", all_of)
@@ -125,6 +144,24 @@ class Instance:
     def bytes(self) -> Precision:
         """The byte sizes of the instance's precision."""
         return PRECISIONS[self.precision]
+
+    @cached_property
+    def offered_recompute(self) -> tuple[str, ...]:
+        """The recompute modes that are worth a try, from what keeps most to what keeps least.
+
+        A flash kernel keeps no score matrix, so redoing the core attention would free nothing.
+        """
+        modes = [mode for mode in RECOMPUTE_MODES if mode in self.recompute_modes]
+        if self.attention != "math" and "attention" in modes:
+            modes.remove("attention")
+        return tuple(modes) or ("none",)
+
+    def recompute_options(self, work: Work) -> tuple[str, ...]:
+        """`offered_recompute` for a group; without a core attention there is none to redo."""
+        offered = self.offered_recompute
+        if "attention" not in offered or redoes_attention(work):
+            return offered
+        return tuple(mode for mode in offered if mode != "attention") or ("none",)
 
     @property
     def optimizer_bytes(self) -> int:
@@ -171,7 +208,7 @@ class Mesh:
         return tuple(self.devices[offset::inner] for offset in range(inner))
 
 
-Recompute = Literal["none", "full"]
+Recompute = Literal["none", "attention", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +219,10 @@ class GroupChoice:
         layout: Name of a `Layout` of its structure at the mesh's tp degree.
         zero: ZeRO level 0-3 over dp_shard (0 = DDP; 1, 2 = FSDP2 `reshard_after_forward=False`;
             3 = `True`).
-        recompute: ``none`` keeps what autograd saves; ``full`` keeps the inputs of the group and
-            runs its forward again.
+        recompute: ``none`` keeps what autograd saves; ``attention`` redoes the core attention
+            (scores, softmax and the sum over values) and keeps no score matrix (Korthikanti et
+            al., arXiv 2205.05198, selective recomputation); ``full`` keeps the inputs of the group
+            and runs its forward again.
     """
 
     layout: str = "replicate"
@@ -213,7 +252,7 @@ class Plan:
         schedule: ``gpipe`` or ``1f1b``.
         graph: Fingerprint of the graph it was made for.
         cluster: Fingerprint of the cluster it was made for.
-        precision, optimizer, attention: As in the instance.
+        precision, optimizer, attention, loss_chunks: As in the instance.
         graph_name: Name of the graph, for people.
         source: How the library builds the model again (`OpGraph.source`).
     """
@@ -227,6 +266,7 @@ class Plan:
     precision: str = "fp32"
     optimizer: str = "adamw"
     attention: str = "flash"
+    loss_chunks: int = 1
     graph_name: str = ""
     source: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 

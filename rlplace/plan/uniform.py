@@ -11,7 +11,15 @@ import numpy.typing as npt
 from rlplace.errors import InputError
 from rlplace.plan.check import legal_micro_batches, nearest
 from rlplace.plan.tied import settle
-from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
+from rlplace.plan.types import (
+    GroupChoice,
+    Instance,
+    Mesh,
+    Plan,
+    Recompute,
+    Stage,
+    redoes_attention,
+)
 
 
 def uniform_plan(
@@ -48,7 +56,8 @@ def uniform_plan(
         zero: ZeRO level of every group.
         sequence_parallel: Whether tp ranks cut the sequence between groups. Layouts with such
             boundaries are not there yet, so True changes nothing, and warns.
-        recompute: Recompute mode of every group.
+        recompute: Recompute mode of every group; of those with a core attention, if that is what
+            is redone.
         schedule: Name of the schedule.
         cuts: First group of each stage but the first; by default balanced.
         devices: Global ranks to use; by default all.
@@ -72,12 +81,16 @@ def uniform_plan(
     size = tp * dp
     names = [structure.layouts_at(tp)[-1].name for structure in instance.graph.structures]
     owners = [group.structure for group in instance.graph.groups]
+    modes: list[Recompute] = [
+        "none" if recompute == "attention" and not redoes_attention(structure.work) else recompute
+        for structure in instance.graph.structures
+    ]
     stages = []
     for index in range(pp):
         members = ranks[index * size : (index + 1) * size]
         mesh = Mesh(members, dp_replicate, dp_shard, 1, tp)
         start, stop = bounds[index], bounds[index + 1]
-        choices = tuple(GroupChoice(names[s], zero, recompute) for s in owners[start:stop])
+        choices = tuple(GroupChoice(names[s], zero, modes[s]) for s in owners[start:stop])
         stages.append(Stage(start, stop, mesh, choices))
     return make_plan(instance, tuple(stages), count, schedule)
 
@@ -99,6 +112,7 @@ def make_plan(
         precision=instance.precision,
         optimizer=instance.optimizer,
         attention=instance.attention,
+        loss_chunks=instance.loss_chunks,
         graph_name=instance.graph.name,
         source=instance.graph.source,
     )

@@ -26,7 +26,7 @@ def replicas_only(
     search = Search(name, instance, budget, estimator or Estimator(instance))
     devices = len(instance.cluster.devices)
     dp = max(d for d in range(1, devices + 1) if instance.global_batch % d == 0)
-    for recompute in instance.recompute_modes:
+    for recompute in instance.offered_recompute:
         for count in legal_micro_batches(instance.global_batch, dp):
             if search.stopped:
                 return search.result()

@@ -31,7 +31,7 @@ def grid(
         zeros = instance.zero_levels if dp > 1 else (0,)
         for count in micro_batch_counts(instance, dp, pp):
             for zero in zeros:
-                for recompute in instance.recompute_modes:
+                for recompute in instance.offered_recompute:
                     if search.stopped:
                         return search.result()
                     plan = uniform_plan(

@@ -133,13 +133,14 @@ class StageSolver:
 
     def options(self, structure: int, mesh: Mesh) -> tuple[GroupChoice, ...]:
         """The choices that a group of this structure has on a mesh."""
-        layouts = self.instance.graph.structures[structure].layouts_at(mesh.tp)
+        described = self.instance.graph.structures[structure]
+        layouts = described.layouts_at(mesh.tp)
         levels = self.instance.zero_levels if mesh.dp_shard > 1 else (0,)
         return tuple(
             GroupChoice(layout.name, zero, recompute)  # type: ignore[arg-type]
             for layout in layouts
             for zero in levels
-            for recompute in self.instance.recompute_modes
+            for recompute in self.instance.recompute_options(described.work)
         )
 
     @cached_property

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.cost.collectives import point_to_point
+from rlplace.cost.memory import StateBytes
 from rlplace.cost.types import CostModel
 from rlplace.plan import schedules
 from rlplace.plan.check import check
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
-from rlplace.simulate.stages import StageCost, boundaries, stage_cost
+from rlplace.simulate.stages import StageCost, boundaries, stage_cost, tied_states, users
 from rlplace.simulate.timeline import Floats, Ints, Orders, Times, orders, simulate
 from rlplace.simulate.types import Estimate, Event, MemoryUse, StageEstimate, Timeline
 from rlplace.units import format_bytes, ranges
@@ -177,45 +178,63 @@ class Estimator:
         return tails
 
     def _tied_seconds(self, plan: Plan) -> float:
-        """Seconds to sum the gradients of parameters that several stages use."""
+        """Seconds to sum the gradients of parameters that several meshes hold."""
         total = 0.0
         for name, elements in self.instance.graph.tied:
-            owners = [
-                stage.mesh
-                for stage in plan.stages
-                if any(
-                    name in self.instance.graph.groups[group].params
-                    for group in range(stage.start, stage.stop)
-                )
-            ]
-            for before, after in pairwise(owners):
-                if before != after:
-                    size = float(elements * self.instance.bytes.gradient)
-                    first, second = before.devices[:1], after.devices[:1]
-                    total += 2 * point_to_point(self.instance.cluster, first, second, size)
+            owners = [s.mesh for s in plan.stages if users(self.instance.graph, s, name)]
+            size = float(elements * self.instance.bytes.gradient)
+            for before, after in pairwise(dict.fromkeys(owners)):
+                first, second = before.devices[:1], after.devices[:1]
+                total += 2 * point_to_point(self.instance.cluster, first, second, size)
         return total
 
     def _memory(self, plan: Plan, costs: list[StageCost]) -> tuple[MemoryUse, ...]:
         """By device; devices with the same use share one object, for there may be thousands."""
         cluster = self.instance.cluster
         uses = [MemoryUse()] * len(cluster.devices)
+        parts = self._parts(plan, costs)
+        for mesh in schedules.lanes(plan):
+            own = [use for use, stage in zip(parts, plan.stages, strict=True) if stage.mesh == mesh]
+            known: dict[str, MemoryUse] = {}
+            for device in mesh.devices:
+                kind = cluster.devices[device].kind
+                if kind not in known:
+                    known[kind] = _together(own, float(cluster.kind(device).reserve))
+                uses[device] = known[kind]
+        return tuple(uses)
+
+    def _parts(self, plan: Plan, costs: list[StageCost]) -> list[MemoryUse]:
+        """Each stage's part of what a device of its mesh holds.
+
+        A tied parameter that an earlier stage of the same mesh holds is that one's part: a V
+        schedule, whose first and last stage share a mesh, needs no copy.
+        """
+        found = []
         for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):
             held = schedules.in_flight(plan.schedule, index, len(plan.stages), plan.micro_batches)
-            known: dict[tuple[int, str], MemoryUse] = {}
-            for device in stage.mesh.devices:
-                before, kind = uses[device], cluster.devices[device].kind
-                key = (id(before), kind)
-                if key not in known:
-                    known[key] = MemoryUse(
-                        params=before.params + cost.params,
-                        gradients=before.gradients + cost.gradients,
-                        optimizer=before.optimizer + cost.optimizer_states,
-                        activations=before.activations + held * cost.saved,
-                        transient=max(before.transient, cost.transient),
-                        reserve=float(cluster.kind(device).reserve),
-                    )
-                uses[device] = known[key]
-        return tuple(uses)
+            shared = self._shared(plan, index)
+            found.append(
+                MemoryUse(
+                    params=cost.params - sum(states.params for states in shared),
+                    gradients=cost.gradients - sum(states.gradients for states in shared),
+                    optimizer=cost.optimizer_states - sum(states.optimizer for states in shared),
+                    activations=held * (cost.saved - cost.saved_logits),
+                    logits=held * cost.saved_logits + cost.transient_logits,
+                    transient=cost.transient - cost.transient_logits,
+                    reserve=float(self.instance.cluster.kind(stage.mesh.devices[0]).reserve),
+                )
+            )
+        return found
+
+    def _shared(self, plan: Plan, index: int) -> list[StateBytes]:
+        """States of a stage that an earlier stage of its mesh holds."""
+        graph, stage = self.instance.graph, plan.stages[index]
+        before = [other for other in plan.stages[:index] if other.mesh == stage.mesh]
+        return [
+            tied_states(self.instance, stage, own[0], name, elements)
+            for name, elements in graph.tied
+            if (own := users(graph, stage, name)) and any(users(graph, b, name) for b in before)
+        ]
 
     def _reasons(self, totals: tuple[float, ...]) -> tuple[str, ...]:
         """One line for all devices of a kind that miss by the same."""
@@ -241,29 +260,30 @@ class Estimator:
             )
             for mesh in run.lanes
         }
-        found = []
-        for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):
-            held = schedules.in_flight(plan.schedule, index, len(plan.stages), count)
-            use = MemoryUse(
-                params=cost.params,
-                gradients=cost.gradients,
-                optimizer=cost.optimizer_states,
-                activations=held * cost.saved,
-                transient=cost.transient,
-                reserve=float(self.instance.cluster.kind(stage.mesh.devices[0]).reserve),
+        parts = self._parts(plan, costs)
+        return tuple(
+            StageEstimate(
+                forward=cost.forward,
+                backward=cost.backward,
+                reduce=cost.exposed_reduce,
+                optimizer=cost.optimizer,
+                idle=max(0.0, 1.0 - busy[stage.mesh] / step_time),
+                in_flight=schedules.in_flight(plan.schedule, index, len(plan.stages), count),
+                memory=part,
             )
-            found.append(
-                StageEstimate(
-                    forward=cost.forward,
-                    backward=cost.backward,
-                    reduce=cost.exposed_reduce,
-                    optimizer=cost.optimizer,
-                    idle=max(0.0, 1.0 - busy[stage.mesh] / step_time),
-                    in_flight=held,
-                    memory=use,
-                )
-            )
-        return tuple(found)
+            for index, (stage, cost, part) in enumerate(zip(plan.stages, costs, parts, strict=True))
+        )
+
+
+def _together(parts: list[MemoryUse], reserve: float) -> MemoryUse:
+    """What a device holds for all stages of its mesh; one of them runs at a time."""
+    if len(parts) == 1:
+        return replace(parts[0], reserve=reserve)
+    totals = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("params", "gradients", "optimizer", "activations", "logits")
+    }
+    return MemoryUse(**totals, transient=max(p.transient for p in parts), reserve=reserve)
 
 
 def _totals(memory: tuple[MemoryUse, ...]) -> tuple[float, ...]:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from rlplace.cost import memory
 from rlplace.cost.analytic import find_layout
 from rlplace.cost.types import CostModel, GroupCost
-from rlplace.graph.types import OpGraph, Shard, Work
+from rlplace.graph.types import Group, OpGraph, Shard, Work
 from rlplace.plan.types import GroupChoice, Instance, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds of one micro-batch and of a step, and bytes on the heaviest device of a stage."""
+    """Seconds of one micro-batch and of a step, and bytes on the heaviest device of a stage.
+
+    `saved_logits` is the part of `saved` that is class scores, `transient_logits` that of
+    `transient`.
+    """
 
     forward: float
     backward: float
@@ -24,6 +28,8 @@ class StageCost:
     optimizer_states: float
     saved: float
     transient: float
+    saved_logits: float = 0.0
+    transient_logits: float = 0.0
 
 
 def boundaries(graph: OpGraph) -> tuple[tuple[float, float, float, float], ...]:
@@ -80,7 +86,13 @@ def stage_cost(
             )
         found.append(known[key])
     groups = [group for group, _ in found]
-    twice = _held_twice(instance, stage)
+    twice = [
+        tied_states(instance, stage, group, name, elements)
+        for name, elements in instance.graph.tied
+        for group in users(instance.graph, stage, name)[1:]
+    ]
+    redone = [choice.recompute == "full" for choice in stage.choices]
+    fullest = max(range(len(groups)), key=lambda at: groups[at].transient)
     return StageCost(
         forward=sum(group.forward for group in groups),
         backward=sum(group.backward for group in groups),
@@ -90,23 +102,35 @@ def stage_cost(
         gradients=sum(held.gradients for _, held in found) - sum(t.gradients for t in twice),
         optimizer_states=sum(held.optimizer for _, held in found) - sum(t.optimizer for t in twice),
         saved=sum(group.saved for group in groups),
-        transient=max(group.transient for group in groups),
+        transient=groups[fullest].transient,
+        saved_logits=sum(g.logits for g, redo in zip(groups, redone, strict=True) if not redo),
+        transient_logits=groups[fullest].logits if redone[fullest] else 0.0,
     )
 
 
-def _held_twice(instance: Instance, stage: Stage) -> list[memory.StateBytes]:
-    """What each further use of a tied parameter adds, though the stage holds it once."""
-    graph, found = instance.graph, []
-    for name, elements in graph.tied:
-        users = [group for group in graph.groups[stage.start : stage.stop] if name in group.params]
-        for group in users[1:]:
-            choice = stage.choices[group.index - stage.start]
-            layout = find_layout(graph.structure(group.index), choice.layout, stage.mesh.tp)
-            places = dict(zip(group.params, layout.params, strict=False))
-            shards = stage.mesh.tp if isinstance(places.get(name), Shard) else 1
-            work = Work(params=elements // shards)
-            found.append(memory.states(instance, work, choice, stage.mesh))
-    return found
+def users(graph: OpGraph, stage: Stage, name: str) -> list[Group]:
+    """The groups of a stage that use a parameter."""
+    return [group for group in graph.groups[stage.start : stage.stop] if name in group.params]
+
+
+def tied_states(
+    instance: Instance, stage: Stage, group: Group, name: str, elements: int
+) -> memory.StateBytes:
+    """What one use of a tied parameter adds to the sum of a stage's groups.
+
+    Args:
+        instance: The question.
+        stage: The stage.
+        group: A group of the stage that uses it.
+        name: Of the parameter.
+        elements: Of the whole parameter.
+    """
+    choice = stage.choices[group.index - stage.start]
+    structure = instance.graph.structure(group.index)
+    layout = find_layout(structure, choice.layout, stage.mesh.tp)
+    places = dict(zip(group.params, layout.params, strict=False))
+    shards = stage.mesh.tp if isinstance(places.get(name), Shard) else 1
+    return memory.states(instance, Work(params=elements // shards), choice, stage.mesh)
 
 
 def exposed_reduce(groups: list[GroupCost]) -> float:

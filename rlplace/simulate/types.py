@@ -36,19 +36,30 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Peak bytes of one device, by cause."""
+    """Peak bytes of one device, by cause.
+
+    Args:
+        params: Weights, in the precision of the instance.
+        gradients: Gradients.
+        optimizer: Optimizer states, master weights among them.
+        activations: What autograd keeps of the micro-batches in flight, but for `logits`.
+        logits: Class scores that the loss keeps (log-probabilities in fp32).
+        transient: What comes and goes while an op runs.
+        reserve: What the runtime and the allocator take for themselves.
+    """
 
     params: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
     activations: float = 0.0
+    logits: float = 0.0
     transient: float = 0.0
     reserve: float = 0.0
 
     @property
     def held(self) -> float:
         """States and activations: what outlives an op, and what a run on the CPU can count."""
-        return self.params + self.gradients + self.optimizer + self.activations
+        return self.params + self.gradients + self.optimizer + self.activations + self.logits
 
     @property
     def total(self) -> float:

@@ -154,8 +154,9 @@ def test_legal_micro_batches() -> None:
         ({"memory_margin": float("nan")}, "memory_margin", 0.08),
         ({"zero_levels": ()}, "zero_levels", (0, 1, 2, 3)),
         ({"zero_levels": (0, 5)}, "zero_levels", (0, 1, 2, 3)),
-        ({"recompute_modes": ()}, "recompute_modes", ("none", "full")),
-        ({"recompute_modes": ("some",)}, "recompute_modes", ("none", "full")),
+        ({"recompute_modes": ()}, "recompute_modes", ("none", "attention", "full")),
+        ({"recompute_modes": ("some",)}, "recompute_modes", ("none", "attention", "full")),
+        ({"loss_chunks": 0}, "loss_chunks", 1),
     ],
 )
 def test_bad_instances(changes: dict[str, Any], field: str, legal: object) -> None:

@@ -11,7 +11,7 @@ from rlplace.errors import InputError
 from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
-from rlplace.plan.types import RUN_ZERO_LEVELS, Instance, Plan
+from rlplace.plan.types import RUN_RECOMPUTE_MODES, RUN_ZERO_LEVELS, Instance, Plan
 from rlplace.runtime.split import match
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -34,6 +34,7 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
         precision=plan.precision,
         optimizer=plan.optimizer,
         attention=plan.attention,
+        loss_chunks=plan.loss_chunks,
     )
     check(instance, replace(plan, cluster=instance.cluster.fingerprint))
     match(program, graph)
@@ -49,6 +50,13 @@ def _check_supported(plan: Plan) -> None:
             raise InputError(
                 f"plan.stages[{index}].choices.zero", sorted(levels), rule, RUN_ZERO_LEVELS[-1]
             )
+        modes = {choice.recompute for choice in stage.choices}
+        if not modes <= set(RUN_RECOMPUTE_MODES):
+            rule = f"the runtime executes the modes {', '.join(RUN_RECOMPUTE_MODES)}"
+            raise InputError(f"plan.stages[{index}].choices.recompute", sorted(modes), rule, "full")
+    if plan.loss_chunks != 1:
+        rule = "the runtime computes the loss of a micro-batch at once"
+        raise InputError("plan.loss_chunks", plan.loss_chunks, rule, 1)
     if plan.precision not in PRECISIONS:
         rule = f"the runtime executes {', '.join(PRECISIONS)}"
         raise InputError("plan.precision", plan.precision, rule, "fp32")

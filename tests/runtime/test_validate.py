@@ -18,6 +18,19 @@ from rlplace.runtime.validate import stand_in_cluster, validate
 EXAMPLE = {"x": torch.zeros(2, 3)}
 
 
+class Attention(nn.Module):
+    """One head, and the mean of what comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.layer(x).unsqueeze(1).chunk(3, dim=-1)
+        out: Tensor = nn.functional.scaled_dot_product_attention(query, key, value)
+        return out.mean()
+
+
 class Net(nn.Module):
     """Returns the mean, or as many numbers as there are samples."""
 
@@ -53,6 +66,7 @@ def test_a_legal_plan_passes() -> None:
         ({"precision": "bf16-mixed"}, "the runtime executes fp32, bf16"),
         ({"micro_batches": 3}, "must divide the global batch of 4"),
         ({"schedule": "zigzag"}, "must be one of gpipe, 1f1b"),
+        ({"loss_chunks": 4}, "computes the loss of a micro-batch at once"),
     ],
 )
 def test_what_cannot_run_is_refused(change: dict[str, object], message: str) -> None:
@@ -71,6 +85,18 @@ def test_zero_levels_that_are_not_executed_are_refused() -> None:
     program, graph = exported()
     with pytest.raises(InputError, match="the runtime executes the ZeRO levels"):
         validate(plan(dp_shard=2, zero=3), graph, program, 2)
+
+
+def test_recompute_of_the_core_attention_is_not_executed() -> None:
+    example = {"x": torch.zeros(2, 5, 4)}
+    program, graph = export_program(Attention(), (), example), capture(Attention(), (), example)
+    instance = Instance(
+        graph, stand_in_cluster(1), 4, precision="fp32", attention="math", optimizer="sgd"
+    )
+    chosen = uniform_plan(instance, recompute="attention")
+    with pytest.raises(InputError, match="the runtime executes the modes none, full"):
+        validate(chosen, graph, program, 1)
+    validate(uniform_plan(instance, recompute="full"), graph, program, 1)
 
 
 def test_a_model_without_a_scalar_loss_is_refused() -> None:

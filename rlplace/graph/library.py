@@ -7,29 +7,20 @@ imported.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.cache import cache_path, load_graph, store_graph
 from rlplace.graph.models.check import check_names, check_shape
-from rlplace.graph.models.shapes import (
-    FAMILIES,
-    MODELS,
-    T5,
-    Bert,
-    Dlrm,
-    Gpt,
-    Llama,
-    Mixtral,
-    ResNet,
-    Shape,
-    Vit,
-)
+from rlplace.graph.models.named import MODELS
+from rlplace.graph.models.shapes import FAMILIES, Shape
 from rlplace.graph.types import OpGraph
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
+Dtype = Literal["float32", "bfloat16", "float16"]
 Argument = str | int | float | bool | None
 _UNTIED = "-untied"
 
@@ -48,60 +39,30 @@ class Spec:
     family: str
     shape: Shape
 
-    def make(self) -> nn.Module:
+    def make(self, dtype: Dtype = "float32") -> nn.Module:
         """The module in training mode, with random weights, on torch's default device.
 
         Its forward takes the keyword tensors of `example` and returns the loss, a scalar: the mean
         over the samples. Seed torch first for weights that can be had again.
 
+        Args:
+            dtype: Of its parameters and buffers. The op graph does not depend on it: floats are
+                counted in elements, and their bytes are the precision of the instance.
+
         Raises:
             MissingExtraError: If transformers is needed and not installed.
         """
-        from rlplace.graph.models import dlrm, transformer
+        from rlplace.graph.models.make import make
 
-        match self.shape:
-            case Gpt():
-                return transformer.make_gpt(self.shape)
-            case Llama():
-                return transformer.make_llama(self.shape)
-            case Mixtral():
-                return transformer.make_mixtral(self.shape)
-            case Bert():
-                return transformer.make_bert(self.shape)
-            case T5():
-                return transformer.make_t5(self.shape)
-            case Vit():
-                return transformer.make_vit(self.shape)
-            case ResNet():
-                return transformer.make_resnet(self.shape)
-            case Dlrm():
-                return dlrm.DlrmLoss(self.shape)
+        wanted = _dtype(dtype)
+        module = make(self.shape)
+        return module if dtype == "float32" else module.to(wanted)
 
-    def example(self, batch: int, seed: int = 0) -> dict[str, Tensor]:
+    def example(self, batch: int, seed: int = 0, dtype: Dtype = "float32") -> dict[str, Tensor]:
         """Random keyword inputs of `batch` samples on the CPU, labels included."""
-        import torch
+        from rlplace.graph.models.make import draw
 
-        generator = torch.Generator().manual_seed(seed)
-
-        def ids(high: int, *size: int) -> Tensor:
-            return torch.randint(0, high, (batch, *size), generator=generator)
-
-        def normal(*size: int) -> Tensor:
-            return torch.randn((batch, *size), generator=generator)
-
-        match self.shape:
-            case T5(vocab=vocab, seq_len=length):
-                pair = {"input_ids": ids(vocab, length), "labels": ids(vocab, length)}
-                return pair | {"decoder_input_ids": pair["labels"].roll(1, dims=1)}
-            case Vit() | ResNet():
-                image, classes = self.shape.image, self.shape.classes
-                return {"pixel_values": normal(3, image, image), "labels": ids(classes)}
-            case Dlrm(dense=dense, tables=tables, bag=bag, rows=rows):
-                inputs = {"dense": normal(dense), "indices": ids(rows, tables, bag)}
-                return inputs | {"labels": ids(2).float()}
-            case _:
-                tokens = ids(self.shape.vocab, self.shape.seq_len)
-                return {"input_ids": tokens, "labels": tokens.clone()}
+        return draw(self.shape, batch, seed, _dtype(dtype))
 
     @property
     def tokens_per_sample(self) -> int:
@@ -174,13 +135,25 @@ def _capture(wanted: Spec) -> OpGraph:
     import torch
 
     from rlplace.graph.capture import capture
+    from rlplace.graph.models.make import empty
 
     with torch.device("meta"):
         module = wanted.make()
     return capture(
         module,
-        kwargs=wanted.example(2),
+        kwargs=empty(wanted.shape, 2),
         name=wanted.name,
         tokens_per_sample=wanted.tokens_per_sample,
         source=wanted.source,
     )
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    known = get_args(Dtype)
+    if name not in known:
+        rule = f"must be one of {', '.join(known)}"
+        raise InputError("dtype", name, rule, nearest_names(name, known) or known[0])
+    made: torch.dtype = getattr(torch, name)
+    return made

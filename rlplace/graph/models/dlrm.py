@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rlplace.graph.models.shapes import Dlrm
+from rlplace.graph.models.shapes import Dlrm, numbers
 
 
 class DlrmLoss(nn.Module):
@@ -18,12 +18,12 @@ class DlrmLoss(nn.Module):
 
     def __init__(self, shape: Dlrm) -> None:
         super().__init__()
-        self.bottom = _mlp([shape.dense, *_sizes(shape.bottom), shape.width])
+        self.bottom = _mlp([shape.dense, *numbers(shape.bottom), shape.width])
         bags = (nn.EmbeddingBag(shape.rows, shape.width, mode="sum") for _ in range(shape.tables))
         self.tables = nn.ModuleList(bags)
         vectors = shape.tables + 1
         pairs = vectors * (vectors - 1) // 2
-        self.top = _mlp([shape.width + pairs, *_sizes(shape.top), 1], last_activation=False)
+        self.top = _mlp([shape.width + pairs, *numbers(shape.top), 1], last_activation=False)
         first, second = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", first * vectors + second, persistent=False)
 
@@ -36,10 +36,6 @@ class DlrmLoss(nn.Module):
         chosen = products[:, self.pairs]
         logits = self.top(torch.cat([base, chosen], dim=1)).squeeze(1)
         return binary_cross_entropy_with_logits(logits, labels)
-
-
-def _sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split(",")]
 
 
 def _mlp(sizes: list[int], last_activation: bool = True) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""The library's transformers and CNN: real modules from transformers' configs, random weights.
+"""The library's models of tokens: real modules from transformers' configs, random weights.
 
 Each module takes keyword tensors and returns its loss, the mean over the samples, so that the
 mean over equal micro-batches is exact.
@@ -6,20 +6,13 @@ mean over equal micro-batches is exact.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from rlplace.errors import MissingExtraError
 from rlplace.graph.models import experts
-from rlplace.graph.models.shapes import T5, Bert, Gpt, Llama, Mixtral, ResNet, Vit
-
-#: The name under which sdpa is registered once more. An attention without a mask function gets no
-#: mask, and then sdpa is told `is_causal`: without padding that is the same, and unlike with a mask
-#: tensor, flash kernels and grouped KV heads are possible.
-_ATTENTION = "rlplace_sdpa"
+from rlplace.graph.models.hub import from_hub
+from rlplace.graph.models.shapes import T5, Bert, Gpt, Llama, Mixtral, Whisper
 
 
 class TokenLoss(nn.Module):
@@ -49,16 +42,17 @@ class PairLoss(nn.Module):
         return loss
 
 
-class ImageLoss(nn.Module):
-    """A classifier of images that returns its cross entropy."""
+class SpeechLoss(nn.Module):
+    """Speech to text that returns its cross entropy over all target tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        """Loss of pixels (batch, 3, height, width) and labels (batch,)."""
-        loss: Tensor = self.model(pixel_values=pixel_values, labels=labels).loss
+    def forward(self, input_features: Tensor, decoder_input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Loss of sound (batch, mels, 2 * frames), shifted ids and labels (batch, length)."""
+        sound = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
+        loss: Tensor = self.model(**sound, labels=labels).loss
         return loss
 
 
@@ -74,7 +68,7 @@ def make_gpt(shape: Gpt) -> nn.Module:
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
     }
-    model: Any = _make("GPT2", "GPT2LMHeadModel", _decoder(shape) | config)
+    model: Any = from_hub("GPT2", "GPT2LMHeadModel", _decoder(shape) | config)
     model.loss_type = "ForCausalLM"  # else it logs that it has to guess
     return TokenLoss(model)
 
@@ -83,15 +77,15 @@ def make_llama(shape: Llama) -> nn.Module:
     """Llama, or Qwen2 where the projections of q, k and v have a bias."""
     config = _decoder(shape) | _llama(shape)
     if shape.qkv_bias:
-        return TokenLoss(_make("Qwen2", "Qwen2ForCausalLM", config))
-    return TokenLoss(_make("Llama", "LlamaForCausalLM", config))
+        return TokenLoss(from_hub("Qwen2", "Qwen2ForCausalLM", config))
+    return TokenLoss(from_hub("Llama", "LlamaForCausalLM", config))
 
 
 def make_mixtral(shape: Mixtral) -> nn.Module:
     """Mixtral; its experts are one grouped matmul, so only the chosen tokens are computed."""
     config = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
     config |= _decoder(shape) | _llama(shape)
-    model: Any = _make("Mixtral", "MixtralForCausalLM", config)
+    model: Any = from_hub("Mixtral", "MixtralForCausalLM", config)
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(experts.NAME, experts.grouped_experts)
@@ -113,7 +107,7 @@ def make_bert(shape: Bert) -> nn.Module:
         "attention_probs_dropout_prob": shape.dropout,
         "pad_token_id": 0,
     }
-    return TokenLoss(_make("Bert", "BertForMaskedLM", config))
+    return TokenLoss(from_hub("Bert", "BertForMaskedLM", config))
 
 
 def make_t5(shape: T5) -> nn.Module:
@@ -132,34 +126,31 @@ def make_t5(shape: T5) -> nn.Module:
         "eos_token_id": 1,
         "use_cache": False,
     }
-    return PairLoss(_make("T5", "T5ForConditionalGeneration", config))
+    return PairLoss(from_hub("T5", "T5ForConditionalGeneration", config))
 
 
-def make_vit(shape: Vit) -> nn.Module:
-    """A vision transformer with a classifier."""
+def make_whisper(shape: Whisper) -> nn.Module:
+    """Whisper: convolutions over time, an encoder, and a decoder with a language-model head."""
     config = {
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "num_attention_heads": shape.heads,
-        "intermediate_size": shape.ffn,
-        "image_size": shape.image,
-        "patch_size": shape.patch,
-        "num_labels": shape.classes,
-        "hidden_dropout_prob": shape.dropout,
-        "attention_probs_dropout_prob": shape.dropout,
+        "vocab_size": shape.vocab,
+        "num_mel_bins": shape.mels,
+        "d_model": shape.hidden,
+        "max_source_positions": shape.frames,
+        "max_target_positions": shape.seq_len,
+        "dropout": shape.dropout,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
     }
-    return ImageLoss(_make("ViT", "ViTForImageClassification", config))
-
-
-def make_resnet(shape: ResNet) -> nn.Module:
-    """A ResNet with a classifier."""
-    config = {
-        "embedding_size": shape.stem,
-        "hidden_sizes": [int(width) for width in shape.widths.split(",")],
-        "depths": [int(depth) for depth in shape.depths.split(",")],
-        "num_labels": shape.classes,
-    }
-    return ImageLoss(_make("ResNet", "ResNetForImageClassification", config, attends=False))
+    for side in ("encoder", "decoder"):
+        config |= {
+            f"{side}_layers": shape.layers,
+            f"{side}_attention_heads": shape.heads,
+            f"{side}_ffn_dim": shape.ffn,
+        }
+    return SpeechLoss(from_hub("Whisper", "WhisperForConditionalGeneration", config))
 
 
 def _decoder(shape: Gpt | Llama | Mixtral) -> dict[str, Any]:
@@ -183,30 +174,3 @@ def _llama(shape: Llama | Mixtral) -> dict[str, Any]:
         "max_position_embeddings": shape.seq_len,
         "attention_dropout": shape.dropout,
     }
-
-
-def _make(family: str, model: str, config: dict[str, Any], attends: bool = True) -> nn.Module:
-    try:
-        import transformers
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    except ImportError as error:
-        rule = "the models of the library need transformers: pip install rlplace[models]"
-        raise MissingExtraError(rule) from error
-    if attends:
-        config = config | {"attn_implementation": _ATTENTION}
-        transformers.AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
-    with _quiet(transformers.logging):
-        made = getattr(transformers, f"{family}Config")(**config)
-        build: Callable[[Any], nn.Module] = getattr(transformers, model)
-        return build(made).train()
-
-
-@contextlib.contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """Without transformers' remarks about configs; the level is put back."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

@@ -23,6 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlplace.graph.shards import by_device, by_run, cut, padded, runs_of
+from rlplace.graph.shards import join as join
+
+
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
 
 class Axis(Protocol):
     """One axis of a mesh, as one of its devices sees it. Nothing is changed in place."""
@@ -45,6 +51,14 @@ class Axis(Protocol):
         """The tensors of all devices, joined along a dim, on every device."""
         ...
 
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        """The sum over the devices, of which each gets its equal chunk along a dim."""
+        ...
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        """Chunk i of the tensor along `dim` goes to device i; what comes is joined along `joined`."""
+        ...
+
 
 @dataclass
 class MetaAxis:
@@ -58,7 +72,7 @@ class MetaAxis:
 
     size: int
     rank: int = 0
-    calls: list[tuple[Literal["all_reduce", "all_gather"], int]] = field(default_factory=list)
+    calls: list[tuple[CollectiveKind, int]] = field(default_factory=list)
 
     def all_reduce(self, tensor: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
         """A tensor of the same shape."""
@@ -70,6 +84,21 @@ class MetaAxis:
         self.calls.append(("all_gather", tensor.numel() * self.size))
         shape = list(tensor.shape)
         shape[dim] *= self.size
+        return tensor.new_empty(shape)
+
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        """A tensor that has one part of `size` in `dim`."""
+        self.calls.append(("reduce_scatter", tensor.numel()))
+        shape = list(tensor.shape)
+        shape[dim] //= self.size
+        return tensor.new_empty(shape)
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        """A tensor that is shorter in `dim` and longer in `joined`."""
+        self.calls.append(("all_to_all", tensor.numel() * self.size))
+        shape = list(tensor.shape)
+        shape[dim] //= self.size
+        shape[joined] *= self.size
         return tensor.new_empty(shape)
 
 
@@ -86,25 +115,9 @@ def use_axis(axis: Axis) -> Iterator[None]:
         _AXIS.reset(token)
 
 
-def cut(tensor: Tensor, dim: int, blocks: int, rank: int, size: int) -> Tensor:
-    """The part of a whole tensor that one device holds (see `Shard`), contiguous."""
-    if blocks == 1:
-        return tensor.chunk(size, dim)[rank].contiguous()
-    runs = tensor.reshape(*tensor.shape[:dim], blocks, size, -1, *tensor.shape[dim + 1 :])
-    return runs.select(dim + 1, rank).flatten(dim, dim + 1).contiguous()
-
-
-def join(shards: Sequence[Tensor], dim: int, blocks: int) -> Tensor:
-    """The whole tensor from the parts of all devices, in the order of their ranks."""
-    return _interleave(torch.cat(list(shards), dim), dim, blocks, len(shards))
-
-
-def _interleave(gathered: Tensor, dim: int, blocks: int, size: int) -> Tensor:
-    """From all runs of one device after the other to all devices of one run after the other."""
-    if blocks == 1:
-        return gathered
-    runs = gathered.reshape(*gathered.shape[:dim], size, blocks, -1, *gathered.shape[dim + 1 :])
-    return runs.transpose(dim, dim + 1).flatten(dim, dim + 2)
+def current_axis() -> Axis:
+    """The axis that lowered pieces run on."""
+    return _AXIS.get()
 
 
 def copy(tensor: Tensor) -> Tensor:
@@ -117,14 +130,41 @@ def reduce(tensor: Tensor) -> Tensor:
     return _call(_Reduce, tensor, _AXIS.get())
 
 
-def split(tensor: Tensor, dim: int, blocks: int = 1) -> Tensor:
+def split(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
     """The device's own part; the gradient is gathered."""
-    return _call(_Split, tensor, _AXIS.get(), dim, blocks)
+    return _call(_Split, tensor, _AXIS.get(), dim, blocks, run)
 
 
-def gather(tensor: Tensor, dim: int, blocks: int = 1) -> Tensor:
-    """The whole tensor; the gradient is cut."""
-    return _call(_Gather, tensor, _AXIS.get(), dim, blocks)
+def gather(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
+    """The whole tensor; the gradient, which is that of the whole, is cut."""
+    return _call(_Gather, tensor, _AXIS.get(), dim, blocks, run, False)
+
+
+def gather_copy(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
+    """The whole tensor, read for the device's share of work; the gradient is reduce-scattered."""
+    return _call(_Gather, tensor, _AXIS.get(), dim, blocks, run, True)
+
+
+def reduce_scatter(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
+    """The device's own part of the sum over the devices; the gradient is gathered."""
+    return _call(_ReduceScatter, tensor, _AXIS.get(), dim, blocks, run)
+
+
+def exchange(
+    tensor: Tensor, held: tuple[int, int, int], wanted: tuple[int, int, int]
+) -> Tensor:
+    """From a shard of one dim to a shard of another, each given as (dim, blocks, run)."""
+    return _call(_Exchange, tensor, _AXIS.get(), held, wanted)
+
+
+def once(tensor: Tensor) -> Tensor:
+    """A state whose gradient is a summand, read for work that all devices do alike."""
+    return _call(_Once, tensor, _AXIS.get())
+
+
+def part(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
+    """The device's own part of a state whose gradient is a summand: zero for the other parts."""
+    return _call(_Part, tensor, _AXIS.get(), dim, blocks, run)
 
 
 def _call(function: type[torch.autograd.Function], *args: Any) -> Tensor:
@@ -155,26 +195,90 @@ class _Reduce(torch.autograd.Function):
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-        ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
-        return cut(tensor, dim, blocks, axis.rank, axis.size)
+    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int, run: int) -> Tensor:
+        ctx.axis, ctx.dim, ctx.blocks = axis, dim, runs_of(tensor.shape[dim], blocks, run)
+        return cut(tensor, dim, ctx.blocks, axis.rank, axis.size)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         gathered = ctx.axis.all_gather(grads[0], ctx.dim)
-        return _interleave(gathered, ctx.dim, ctx.blocks, ctx.axis.size), None, None, None
+        return by_run(gathered, ctx.dim, ctx.blocks, ctx.axis.size), None, None, None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int) -> Tensor:
-        ctx.axis, ctx.dim, ctx.blocks = axis, dim, blocks
-        return _interleave(axis.all_gather(tensor, dim), dim, blocks, axis.size)
+    def forward(
+        ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int, run: int, summed: bool
+    ) -> Tensor:
+        ctx.axis, ctx.dim, ctx.summed = axis, dim, summed
+        ctx.blocks = runs_of(tensor.shape[dim] * axis.size, blocks, run)
+        return by_run(axis.all_gather(tensor, dim), dim, ctx.blocks, axis.size)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        whole = cut(grads[0], ctx.dim, ctx.blocks, ctx.axis.rank, ctx.axis.size)
-        return whole, None, None, None
+        axis, dim, blocks = ctx.axis, ctx.dim, ctx.blocks
+        if ctx.summed:
+            mine = axis.reduce_scatter(by_device(grads[0], dim, blocks, axis.size), dim)
+        else:
+            mine = cut(grads[0], dim, blocks, axis.rank, axis.size)
+        return mine, None, None, None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int, run: int) -> Tensor:
+        ctx.axis, ctx.dim, ctx.blocks = axis, dim, runs_of(tensor.shape[dim], blocks, run)
+        return axis.reduce_scatter(by_device(tensor, dim, ctx.blocks, axis.size), dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        gathered = ctx.axis.all_gather(grads[0], ctx.dim)
+        return by_run(gathered, ctx.dim, ctx.blocks, ctx.axis.size), None, None, None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, axis: Axis, held: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> Tensor:
+        ctx.axis, ctx.held, ctx.wanted = axis, held, wanted
+        return _exchanged(tensor, axis, held, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _exchanged(grads[0], ctx.axis, ctx.wanted, ctx.held), None, None, None
+
+
+def _exchanged(
+    tensor: Tensor, axis: Axis, held: tuple[int, ...], wanted: tuple[int, ...]
+) -> Tensor:
+    (joined, *inner), (dim, *outer) = held, wanted
+    chunks = by_device(tensor, dim, runs_of(tensor.shape[dim], *outer), axis.size)
+    got = axis.all_to_all(chunks, dim, joined)
+    return by_run(got, joined, runs_of(got.shape[joined], *inner), axis.size)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+        ctx.size = axis.size
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] / ctx.size, None
+
+
+class _Part(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int, run: int) -> Tensor:
+        ctx.axis, ctx.dim, ctx.blocks = axis, dim, runs_of(tensor.shape[dim], blocks, run)
+        return cut(tensor, dim, ctx.blocks, axis.rank, axis.size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        whole = padded(grads[0], ctx.dim, ctx.blocks, ctx.axis.rank, ctx.axis.size)
+        return whole, None, None, None, None
 
 
 def vocab_embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1) -> Tensor:
@@ -266,4 +370,16 @@ def restore_seed(states: tuple[Tensor, Tensor | None] | None, tensor: Tensor) ->
 
 
 #: What takes no time on a device but the time of its collectives.
-COLLECTIVES = (copy, reduce, split, gather, rank_seed, restore_seed)
+COLLECTIVES = (
+    copy,
+    reduce,
+    split,
+    gather,
+    gather_copy,
+    reduce_scatter,
+    exchange,
+    once,
+    part,
+    rank_seed,
+    restore_seed,
+)

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from rlplace.graph import axis
-from rlplace.graph.local_args import local_args
+from rlplace.graph.axis_bags import one_of_several
+from rlplace.graph.local_args import LocalCall, local_call
 from rlplace.graph.nodes import is_tensor, op_name, tensor_args, written_args
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import (
@@ -151,34 +152,25 @@ class _Lowering:
 
     def _local(self, node: fx.Node, strategy: Strategy, args: list[Any], kwargs: Any) -> fx.Node:
         """The op on shards."""
-        name, bias = op_name(node), None
-        target: Any = node.target
-        args = local_args(node, strategy, args, self.assignment.degree)
-        if name == "cross_entropy_loss":
-            return self._emit(axis.vocab_cross_entropy, *args, **kwargs)
+        call = local_call(node, strategy, args, self.assignment.degree)
         if isinstance(strategy.output, Partial):
-            if name == "embedding":
-                target, args = axis.vocab_embedding, args[:3]
-            elif name == "addmm":
-                target, bias, args = aten.mm.default, args[0], args[1:]
-            elif name in ("linear", "conv2d") and len(args) > 2:
-                bias, args[2] = args[2], None
-            partial = self._emit(target, *args, **kwargs)
-            return self._add_bias(node, self._emit(axis.reduce, partial), bias)
+            partial = self._emit(call.target, *call.args, **kwargs)
+            return self._after_sum(call, self._emit(axis.reduce, partial))
         if not _is_random(node):
-            return self._emit(target, *args, **kwargs)
-        states = self._emit(axis.rank_seed, args[0])
-        out = self._emit(target, *args, **kwargs)
-        self._emit(axis.restore_seed, states, args[0])
+            return self._emit(call.target, *call.args, **kwargs)
+        states = self._emit(axis.rank_seed, call.args[0])
+        out = self._emit(call.target, *call.args, **kwargs)
+        self._emit(axis.restore_seed, states, call.args[0])
         return out
 
-    def _add_bias(self, node: fx.Node, total: fx.Node, bias: fx.Node | None) -> fx.Node:
+    def _after_sum(self, call: LocalCall, total: fx.Node) -> fx.Node:
         """A bias is added once, to the sum."""
-        if bias is None:
-            return total
-        if op_name(node) == "conv2d":
-            bias = self._emit(aten.view.default, bias, [-1, 1, 1])
-        return self._emit(aten.add.Tensor, total, bias)
+        added = call.added
+        if call.added_shape:
+            added = self._emit(aten.view.default, added, list(call.added_shape))
+        if added is not None:
+            total = self._emit(aten.add.Tensor, total, added)
+        return self._emit(one_of_several, total) if call.as_tuple else total
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -13,9 +13,14 @@ from torch import Tensor, fx
 _NAMESPACES = ("aten", "transformers")
 
 RESHAPES = frozenset(
-    {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"}
+    "view reshape _unsafe_view flatten unflatten unsqueeze squeeze view_as reshape_as".split()
 )
+#: What makes a tensor of nothing but sizes and a value.
+FACTORIES = frozenset("zeros ones full empty new_zeros new_ones new_full new_empty".split())
 SPLITS = frozenset({"split", "chunk", "split_with_sizes"})
+CONVOLUTIONS = frozenset(
+    {"convolution", *(f"conv{way}{n}d" for way in ("", "_transpose") for n in (1, 2, 3))}
+)
 
 
 def op_name(node: fx.Node) -> str:
@@ -53,7 +58,8 @@ def written_args(node: fx.Node) -> list[fx.Node]:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return []
-    if op_name(node) == "batch_norm":  # running statistics; the schema does not say so
+    # Running statistics; the schema does not say so.
+    if op_name(node) in ("batch_norm", "instance_norm"):
         return [arg for arg in node.args[3:5] if isinstance(arg, fx.Node)]
     formal = zip(target._schema.arguments, node.args, strict=False)
     return [
@@ -71,8 +77,25 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 
 
 def conv_groups(node: fx.Node) -> int:
-    """`groups` of a conv2d."""
-    return int(argument(node, 6, "groups", 1))
+    """`groups` of a convolution."""
+    return int(argument(node, groups_position(node), "groups", 1))
+
+
+def groups_position(node: fx.Node) -> int:
+    """Which argument of a convolution, or of a group norm, is its number of groups."""
+    return {"convolution": 8, "group_norm": 1}.get(op_name(node), 6)
+
+
+def is_transposed(node: fx.Node) -> bool:
+    """Whether a convolution is a transposed one: its weight is (in, out / groups, ...)."""
+    return "transpose" in op_name(node) or (op_name(node) == "convolution" and bool(node.args[6]))
+
+
+def run_count(node: fx.Node) -> int:
+    """In how many runs a node cuts one dim of its argument, 1 where it does not."""
+    if op_name(node) in SPLITS:
+        return len(split_parts(node)[1])
+    return 2 if op_name(node) == "glu" else 1
 
 
 def split_parts(node: fx.Node) -> tuple[int, list[int]]:

@@ -4,17 +4,20 @@ Most ops are described by a `rlplace.graph.signatures.Signature`; reshapes, spli
 entropy have rules of their own. Nothing here knows of models or modules.
 
 A sharding starts at ops that multiply (`Signature.origins`) and elsewhere only follows one that is
-there already, so sequence and batch dims, on which nothing is to be won, stay whole.
+there already, so sequence and batch dims stay whole unless the piece reads or writes them cut.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from torch import fx
+from torch import Tensor, fx
 
+from rlplace.graph.labels import Signature
 from rlplace.graph.nodes import (
+    FACTORIES,
     RESHAPES,
     SPLITS,
     argument,
@@ -23,8 +26,10 @@ from rlplace.graph.nodes import (
     split_parts,
     tensor_args,
 )
+from rlplace.graph.row_rules import attention_rows, cross_entropy_rows
+from rlplace.graph.run_rules import glu, made, repeat
 from rlplace.graph.shapes import at_batch
-from rlplace.graph.signatures import SIGNATURES, Signature
+from rlplace.graph.signatures import SIGNATURES
 from rlplace.graph.strategy import REPLICATE as REPLICATE
 from rlplace.graph.strategy import Copied as Copied
 from rlplace.graph.strategy import Strategy as Strategy
@@ -39,7 +44,7 @@ def strategies(
     reachable: Mapping[fx.Node, Collection[Shard]],
     block_counts: Collection[int] = (1,),
 ) -> list[Strategy]:
-    """All ways to run a node on a tp axis, the replicated one first.
+    """All ways to run a node on an axis, the replicated one first.
 
     Args:
         node: A call of a function.
@@ -50,56 +55,69 @@ def strategies(
     args = tensor_args(node)
     found = [Strategy((REPLICATE,) * len(args), REPLICATE)]
     name = op_name(node)
-    if name in _OWN_RULES:
+    if name == "scaled_dot_product_attention":
+        found += attention_rows(node, degree, list(reachable.get(args[0], ())))
+    if name in FACTORIES:
+        found += made(node, degree, reachable, block_counts)
+    elif name in _OWN_RULES:
         for index, arg in enumerate(args):
             for shard in reachable.get(arg, ()):
-                found += _OWN_RULES[name](node, degree, index, shard)
+                if not shard.run or name in _KEEP_RUNS:
+                    found += _OWN_RULES[name](node, degree, index, shard)
     elif rule := SIGNATURES.get(name) or SIGNATURES.get(name.rstrip("_")):
         signature = rule(node)
         if signature is not None:
-            found += _labelled(args, signature, degree, reachable, block_counts)
+            found += _labelled(node, signature, degree, reachable, block_counts)
     return list(dict.fromkeys(found))
 
 
 def _labelled(
-    args: Sequence[fx.Node],
+    node: fx.Node,
     signature: Signature,
     degree: int,
     reachable: Mapping[fx.Node, Collection[Shard]],
     block_counts: Collection[int],
 ) -> list[Strategy]:
     """Strategies that cut one label of a signature."""
-    starts = [(label, blocks) for label in signature.origins for blocks in block_counts]
+    args = tensor_args(node)
+    starts = [(label, blocks, 0) for label in signature.origins for blocks in block_counts]
     for arg, labels in zip(args, signature.inputs, strict=True):
         for shard in reachable.get(arg, ()):
             label = labels[shard.dim] if shard.dim < len(labels) else None
-            starts += [(label, shard.blocks)] if label is not None else []
-    found = (_cut(args, signature, degree, *start) for start in dict.fromkeys(starts))
+            starts += [(label, shard.blocks, shard.run)] if label is not None else []
+    found = (_cut(node, signature, degree, *start) for start in dict.fromkeys(starts))
     return [strategy for strategy in found if strategy is not None]
 
 
 def _cut(
-    args: Sequence[fx.Node], signature: Signature, degree: int, label: str, blocks: int
+    node: fx.Node, signature: Signature, degree: int, label: str, blocks: int, run: int
 ) -> Strategy | None:
-    sizes = {
-        shape(arg)[labels.index(label)]
-        for arg, labels in zip(args, signature.inputs, strict=True)
-        if label in labels
-    }
+    args = tensor_args(node)
+    labelled = [*zip(args, signature.inputs, strict=True), (node, signature.output)]
+    sizes = {shape(each)[labels.index(label)] for each, labels in labelled if label in labels}
     sizes |= {signature.units.get(label, 0)} - {0}
-    if not all(divides(size, degree, blocks) for size in sizes):
+    if (blocks > 1 or run) and label in signature.solid:
+        return None
+    if not (sizes == {0} if run else all(divides(size, degree, blocks) for size in sizes)):
         return None
     output: Placement = Partial()
-    rest: Want = REPLICATE  # what is not summed over is added after the sum (a bias)
+    after: set[int] = set()  # what is added after a sum
     if label in signature.output:
-        output, rest = Shard(signature.output.index(label), blocks), Copied()
-    elif label not in signature.contracted:
+        output = Shard(signature.output.index(label), blocks, run)
+    elif label in signature.contracted:
+        after = {i for i, arg in enumerate(args) if i in signature.added or not _is_float(arg)}
+    else:
         return None
-    reads = tuple(
-        Shard(labels.index(label), blocks) if label in labels else rest
-        for labels in signature.inputs
-    )
-    return Strategy(reads, output)
+    reads: list[Want] = [REPLICATE if i in after else Copied() for i in range(len(args))]
+    for i, labels in enumerate(signature.inputs):
+        if label in labels:
+            reads[i] = Shard(labels.index(label), blocks, run)
+    return Strategy(tuple(reads), output)
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 # Rules of their own: (node, degree, index of an argument, how that argument is cut) -> strategies.
@@ -114,7 +132,8 @@ def reshaped(
 
     Both shapes are cut into the shortest runs of dims with equal products. Within its run, a
     sharded dim behind dims of product p is a run of ``p * blocks`` equal pieces, each cut over
-    the devices; it lands on the output dim that can be cut in that way.
+    the devices; it lands on the output dim that can be cut in that way. The number of pieces may
+    grow with the batch (`Shard.run`).
 
     Args:
         source: Shape before, with `BATCH` samples.
@@ -125,12 +144,17 @@ def reshaped(
     for inside, outside in _runs(source, target):
         if shard.dim not in inside:
             continue
-        pieces = shard.blocks * math.prod(source[i] for i in inside if i < shard.dim)
+        blocks = source[shard.dim] // shard.run if shard.run else shard.blocks
+        pieces = blocks * math.prod(source[i] for i in inside if i < shard.dim)
         for position in reversed(range(len(outside))):
             dim, before = outside[position], math.prod(target[i] for i in outside[:position])
-            fixed = target[dim] % BATCH != 0
-            if fixed and pieces % before == 0 and divides(target[dim], degree, pieces // before):
-                return Shard(dim, pieces // before)
+            if pieces % before or target[dim] % (pieces // before * degree):
+                continue
+            own = pieces // before
+            if target[dim] % BATCH != 0:
+                return Shard(dim, own)
+            if own % BATCH == 0:
+                return Shard(dim, 1, target[dim] // own)
     return None
 
 
@@ -156,6 +180,8 @@ def _runs(source: Sequence[int], target: Sequence[int]) -> list[tuple[list[int],
 
 
 def _reshape(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
+    if index:  # view_as and reshape_as read another tensor for its shape
+        return []
     source = shape(tensor_args(node)[0])
     # squeeze drops dims that happen to be 1, which the dim of a shard may become.
     if op_name(node) == "squeeze" and source[shard.dim] == degree:
@@ -165,7 +191,9 @@ def _reshape(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strat
         for value in (tensor_args(node)[0], node)
     )
     target = reshaped(before, after, shard, degree)
-    return [] if target is None else [Strategy((shard,), target)]
+    if target is None:
+        return []
+    return [Strategy((shard, *[target] * (len(tensor_args(node)) - 1)), target)]
 
 
 def _split(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
@@ -181,7 +209,7 @@ def _unbind(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strate
     dim = argument(node, 1, "dim", 0) % len(shape(tensor_args(node)[0]))
     if dim == shard.dim:
         return []
-    return [Strategy((shard,), Shard(shard.dim - (dim < shard.dim), shard.blocks))]
+    return [Strategy((shard,), replace(shard, dim=shard.dim - (dim < shard.dim)))]
 
 
 def _getitem(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
@@ -189,7 +217,9 @@ def _getitem(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strat
 
 
 def _cross_entropy(node: fx.Node, degree: int, index: int, shard: Shard) -> list[Strategy]:
-    """Logits (rows, classes) with the classes cut; the loss comes out whole."""
+    """Logits (rows, classes) with the classes or the rows cut; the loss comes out whole."""
+    if index == 0 and shard.run:
+        return cross_entropy_rows(node, shard)
     smoothing = argument(node, 5, "label_smoothing")
     plain = argument(node, 2, "weight") is None and not smoothing
     logits, target = (arg.meta["val"] for arg in tensor_args(node)[:2])
@@ -199,10 +229,16 @@ def _cross_entropy(node: fx.Node, degree: int, index: int, shard: Shard) -> list
     return []
 
 
+#: Own rules that know of `Shard.run`.
+_KEEP_RUNS = RESHAPES | SPLITS | {"unbind", "getitem", "cross_entropy_loss"}
+
 _OWN_RULES: Mapping[str, _OwnRule] = {
     **dict.fromkeys(RESHAPES, _reshape),
     **dict.fromkeys(SPLITS, _split),
     "unbind": _unbind,
     "getitem": _getitem,
+    "glu": glu,
+    "repeat": repeat,
+    "tile": repeat,
     "cross_entropy_loss": _cross_entropy,
 }

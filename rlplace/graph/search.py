@@ -18,11 +18,12 @@ from typing import Any
 from torch import Tensor, fx
 
 from rlplace.graph.lower import Assignment, route
+from rlplace.graph.matmuls import matmul
 from rlplace.graph.nodes import (
     RESHAPES,
     SPLITS,
     op_name,
-    split_parts,
+    run_count,
     tensor_args,
     written_args,
 )
@@ -106,7 +107,7 @@ class Facts:
             states,
             sizes,
             flowing,
-            {node: _flops(node, sizes, flowing) for node in nodes},
+            {node: _flops(node, flowing) for node in nodes},
             _options(nodes, states, degree),
             last,
         )
@@ -116,9 +117,7 @@ def _options(
     nodes: Sequence[fx.Node], states: Mapping[fx.Node, Placement | None], degree: int
 ) -> dict[fx.Node, list[Strategy]]:
     """Strategies of every node, from the shardings that its arguments can have."""
-    blocks = {1} | {
-        len(parts) for n in nodes if op_name(n) in SPLITS for _, parts in [split_parts(n)]
-    }
+    blocks = {1} | {run_count(node) for node in nodes}
     reachable: dict[fx.Node, list[Shard]] = {}
     for state, fixed in states.items():
         if isinstance(fixed, Shard):
@@ -152,23 +151,10 @@ def _elements(node: fx.Node) -> float:
     return float(sum(math.prod(at_batch(size, 1) for size in v.shape) for v in _floats(node)))
 
 
-def _flops(node: fx.Node, sizes: Mapping[fx.Node, float], grads: Collection[fx.Node]) -> float:
+def _flops(node: fx.Node, grads: Collection[fx.Node]) -> float:
     """Matmul FLOPs for one sample, forward and backward."""
-    name, args = op_name(node), tensor_args(node)
-    if name in ("linear", "mm", "bmm", "matmul", "addmm"):
-        args = args[1:] if name == "addmm" else args[:2]
-        depth = at_batch(args[0].meta["val"].shape[-1], 1)
-    elif "grouped_mm" in name:
-        depth = at_batch(args[0].meta["val"].shape[-1], 1)
-    elif name == "conv2d":
-        args = args[:2]
-        depth = math.prod(args[1].meta["val"].shape[1:])
-    elif name == "scaled_dot_product_attention":
-        # Scores and the sum over values: as if each output feature took two products a key.
-        depth = 2 * at_batch(args[1].meta["val"].shape[-2], 1)
-    else:
-        return 0.0
-    return 2.0 * sizes[node] * depth * (1 + sum(arg in grads for arg in args[:2]))
+    products, factors = matmul(node)
+    return 2.0 * products * (1 + sum(factor in grads for factor in factors))
 
 
 @dataclass

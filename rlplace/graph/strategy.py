@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlplace.graph.types import Placement, Replicate, Shard
+from rlplace.graph.types import Partial, Placement, Replicate, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,24 @@ class Strategy:
         reads: One for each tensor argument (`tensor_args`), in order.
         output: Placement of the result, of every part of it where it is a tuple. `Partial` is
             reduced at once.
+        scattered: Of a `Partial`: its sum is left on the devices in this way, not on all of them.
     """
 
     reads: tuple[Want, ...]
     output: Placement
+    scattered: Shard | None = None
+
+    @property
+    def held(self) -> Replicate | Shard:
+        """How the result is held."""
+        if isinstance(self.output, Partial):
+            return self.scattered or REPLICATE
+        return self.output
 
     @property
     def sharded(self) -> bool:
         """Whether the devices share the work."""
-        return any(isinstance(want, Shard) for want in self.reads)
+        return any(isinstance(each, Shard) for each in (*self.reads, self.output))
 
 
 def divides(size: int, degree: int, blocks: int = 1) -> bool:

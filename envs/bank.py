@@ -20,6 +20,7 @@ def instance_key(instance: Instance) -> tuple[object, ...]:
         instance.memory_margin,
         instance.zero_levels,
         instance.recompute_modes,
+        instance.tp_degrees,
         instance.loss_chunks,
     )
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from rlplace.errors import InputError, nearest_names
+from rlplace.plan.degrees import refuse_degree
 from rlplace.plan.schedules import SCHEDULES
 from rlplace.plan.tied import conflict
 from rlplace.plan.types import (
@@ -133,6 +134,7 @@ def _check_mesh(instance: Instance, index: int, mesh: Mesh) -> None:
             raise InputError(f"{field}.devices", device, rule, min(max(device, 0), size - 1))
     if mesh.cp != 1:
         raise InputError(f"{field}.cp", mesh.cp, "context parallel is not supported yet", 1)
+    refuse_degree(instance.graph, mesh.tp, f"{field}.tp")
     for group in mesh.tp_groups():
         kinds = [instance.cluster.devices[device].kind for device in group]
         if len(set(kinds)) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Affine, OpGraph, Work
+from rlplace.plan.degrees import refuse_degree, refuse_unknown_degree, usable_degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Instance:
         zero_levels: ZeRO levels that a planner may choose.
         recompute_modes: Recompute modes that a planner may choose. ``attention`` is offered only
             where it frees something, which is with the ``math`` kernel.
+        tp_degrees: Degrees of the tp axis that a planner may choose; None for all that are legal
+            and have layouts.
         loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
             after the other (1: all at once), so that the class scores of one chunk exist at a
             time. Estimated only: the runtime computes the loss at once.
@@ -110,6 +114,7 @@ class Instance:
     memory_margin: float = 0.08
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     recompute_modes: tuple[str, ...] = ("none", "full")
+    tp_degrees: tuple[int, ...] | None = None
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:
@@ -134,6 +139,7 @@ class Instance:
         ):
             if not chosen or not set(chosen) <= set(all_of):
                 raise InputError(name, chosen, f"some of {all_of}, at least one", all_of)
+        self._check_tp_degrees()
         for kind in self.cluster.kinds:
             if self.bytes.compute not in kind.peak_flops:
                 rule = f"{kind.name} has no {self.bytes.compute}"
@@ -144,6 +150,30 @@ class Instance:
     def bytes(self) -> Precision:
         """The byte sizes of the instance's precision."""
         return PRECISIONS[self.precision]
+
+    def _check_tp_degrees(self) -> None:
+        if self.tp_degrees is None:
+            return
+        if not self.tp_degrees:
+            raise InputError("tp_degrees", self.tp_degrees, "at least one degree, or None", (1,))
+        room = Counter((d.node, d.kind) for d in self.cluster.devices)
+        most = max(room.values(), default=1)
+        for degree in self.tp_degrees:
+            if degree < 1:
+                raise InputError("tp_degrees", degree, "a degree is at least 1", 1)
+            refuse_degree(self.graph, degree, "tp_degrees", range(1, most + 1))
+            refuse_unknown_degree(self.graph, degree, "tp_degrees")
+            if degree > most:
+                rule = (
+                    f"a tp group is inside a node, and no node has more than {most} equal devices"
+                )
+                raise InputError("tp_degrees", degree, rule, most)
+
+    @cached_property
+    def offered_tp(self) -> tuple[int, ...]:
+        """Degrees of the tp axis that a planner may choose, in ascending order."""
+        usable = usable_degrees(self.graph)
+        return usable if self.tp_degrees is None else tuple(sorted({*self.tp_degrees}))
 
     @cached_property
     def offered_recompute(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rlplace.errors import InputError
 from rlplace.plan.check import legal_micro_batches, nearest
+from rlplace.plan.degrees import refuse_degree, refuse_unknown_degree
 from rlplace.plan.tied import settle
 from rlplace.plan.types import (
     GroupChoice,
@@ -63,13 +64,15 @@ def uniform_plan(
         devices: Global ranks to use; by default all.
 
     Raises:
-        InputError: If the degrees do not fit the devices, the groups or the batch.
+        InputError: If the degrees do not fit the devices, the groups or the batch; if `tp` does
+            not divide what the groups cut (before anything is costed).
     """
     if sequence_parallel and tp > 1:
         warnings.warn(
             "sequence_parallel is ignored: the layouts have replicated boundaries", stacklevel=2
         )
     ranks = tuple(range(len(instance.cluster.devices))) if devices is None else devices
+    _check_tp(instance, len(ranks), pp, tp)
     dp_replicate, dp_shard = _dp(len(ranks), pp, tp, dp_replicate, dp_shard, zero)
     dp = dp_replicate * dp_shard
     count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
@@ -175,6 +178,14 @@ def _cuts_below(prefix: np.ndarray, pp: int, limit: float) -> tuple[int, ...] | 
         cuts.append(stop)
         start = stop
     return tuple(cuts[:-1]) if start == groups else None
+
+
+def _check_tp(instance: Instance, devices: int, pp: int, tp: int) -> None:
+    """Refuse an illegal tp degree, with the nearest one that these devices can be cut into."""
+    fitting = [d for d in range(1, devices + 1) if devices % (max(pp, 1) * d) == 0]
+    note = f"; the nearest plan on these {devices} devices has pp={pp}, tp={{nearest}}"
+    refuse_degree(instance.graph, max(tp, 1), "tp", fitting, note)
+    refuse_unknown_degree(instance.graph, max(tp, 1), "tp")
 
 
 def _dp(

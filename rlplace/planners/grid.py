@@ -55,11 +55,10 @@ def shapes(instance: Instance) -> Iterator[tuple[int, int, int]]:
     devices = instance.cluster.devices
     groups = len(instance.graph.groups)
     per_node = min(sum(d.node == node.index for d in devices) for node in instance.cluster.nodes)
-    degrees = {layout.degree for s in instance.graph.structures for layout in s.layouts}
     for pp in range(1, min(len(devices), groups) + 1):
         if len(devices) % pp and pp not in (2, 3):
             continue
-        for tp in sorted({1, *degrees}):
+        for tp in instance.offered_tp:
             if tp > 1 and per_node % tp:
                 continue
             room = len(devices) // (pp * tp)

@@ -56,9 +56,8 @@ def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) 
         devices: The run.
         micro_batch: Samples of a micro-batch; dp divides it.
     """
-    degrees = sorted({layout.degree for s in instance.graph.structures for layout in s.layouts})
     found = []
-    for tp in (1, *degrees):
+    for tp in instance.offered_tp:
         dp = len(devices) // tp
         if len(devices) % tp or micro_batch % dp or (tp > 1 and not _whole(instance, devices, tp)):
             continue

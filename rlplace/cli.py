@@ -1,4 +1,4 @@
-"""The command line: ``rlplace discover | plan | run | train | eval``.
+"""The command line: ``rlplace discover | show | plan | run | train | eval``.
 
 Exit codes: 0 done (a plan fits), 1 bad input or a failed run, 2 nothing fits.
 """
@@ -54,6 +54,42 @@ def discover(
     return OK
 
 
+def show(
+    model: tyro.conf.Positional[str],
+    *,
+    seq_len: int | None = None,
+    granularity: str = "fine",
+    precision: str = "bf16-mixed",
+    all: bool = False,
+    picture: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Show what a model is made of: its groups, their cost, and how each of them can be sharded.
+
+    Args:
+        model: A library name, or your own function, as for `rlplace plan`.
+        seq_len: Tokens of a sample, for library models that have them.
+        granularity: fine (at most 200 groups), coarse (at most 100), or a number of groups.
+        precision: Of the bytes that are saved for the backward pass; as for `rlplace plan`.
+        all: Every group, also where layers are equal.
+        picture: Draw the groups here, coloured by cost (PNG, SVG or PDF).
+        json: Print one JSON object.
+    """
+    from rlplace.report.graph_drawing import check_suffix, draw_graph
+    from rlplace.report.graph_picture import picture as place_boxes
+    from rlplace.report.graph_view import graph_data, group_rows, render_graph
+
+    if picture is not None:
+        check_suffix(picture)
+    with _status(f"capturing {model} (once; then it is cached)", quiet=json):
+        graph = _graph(model, seq_len, granularity)
+    if picture is not None:
+        draw_graph(place_boxes(graph, precision, fold=not all), picture)
+    rows = group_rows(graph, precision, fold=not all)
+    _print((graph_data if json else render_graph)(graph, precision, rows))
+    return OK
+
+
 def plan(
     model: tyro.conf.Positional[str],
     cluster: tyro.conf.Positional[str],
@@ -63,6 +99,8 @@ def plan(
     precision: str | None = None,
     optimizer: str = "adamw",
     attention: str = "flash",
+    tp: int | None = None,
+    loss_chunks: int = 1,
     runnable: bool = False,
     time_limit: float = 0.5,
     policy: Path | None = None,
@@ -74,8 +112,8 @@ def plan(
     """Place and shard a model over a cluster.
 
     Args:
-        model: A library name (llama-3-8b, gpt2-demo) or your own function as file.py:function that
-            returns (module, dict of example tensors).
+        model: A library name (llama-3-8b, gpt2-demo), your own function as file.py:function that
+            returns (module, dict of example tensors), or an ONNX file (net.onnx).
         cluster: A YAML file, or the short form: 8xA100-80, 4x8xH100-80:ib3200.
         global_batch: Samples of one optimizer step.
         seq_len: Tokens of a sample, for library models that have them.
@@ -83,6 +121,8 @@ def plan(
             the first of bf16-mixed, fp16-mixed, fp32 that every device kind has.
         optimizer: adamw, adamw-8bit, sgd or sgd-momentum.
         attention: flash, or math (keeps score matrices in memory).
+        tp: Tensor-parallel degree of every stage; by default the search chooses.
+        loss_chunks: Chunks of tokens through which the loss goes (bounds its class scores).
         runnable: Only plans that `rlplace run` executes today (ZeRO-0 and 1).
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
@@ -91,6 +131,8 @@ def plan(
         picture: Draw the predicted timeline here (PNG, SVG or PDF).
         json: Print one JSON object.
     """
+    from dataclasses import replace
+
     from rlplace.api import place
     from rlplace.report.plan_view import (
         infeasible_data,
@@ -100,10 +142,12 @@ def plan(
     )
 
     with _status(f"capturing {model} (once; then it is cached)", quiet=json):
-        graph = _graph(model, seq_len)
+        graph = _graph(model, seq_len, tp=tp)
     instance = _instance(
         graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )
+    degrees = None if tp is None else (tp,)
+    instance = replace(instance, tp_degrees=degrees, loss_chunks=loss_chunks)
     try:
         placed = place(instance, time_limit, policy, seed)
     except InfeasibleError as error:
@@ -259,6 +303,7 @@ def evaluate(
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "discover": discover,
+    "show": show,
     "plan": plan,
     "run": run,
     "train": train,
@@ -287,12 +332,36 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _graph(model: str, seq_len: int | None) -> OpGraph:
+def _graph(
+    model: str, seq_len: int | None, granularity: str = "fine", tp: int | None = None
+) -> OpGraph:
     from rlplace.graph import library
+    from rlplace.graph.formats.read import is_graph_file, read_model
+    from rlplace.graph.types import TP_DEGREES
     from rlplace.graph.user_model import capture_user_model, is_user_model
 
-    return (
-        capture_user_model(model) if is_user_model(model) else library.build(model, seq_len=seq_len)
+    if is_graph_file(model):
+        return read_model(model, seq_len)
+    degrees = tuple(sorted({*TP_DEGREES, *((tp,) if tp and tp > 1 else ())}))
+    number = int(granularity) if granularity.isdigit() else granularity
+    if is_user_model(model):
+        return capture_user_model(model, granularity=number, degrees=degrees)
+    if granularity == "fine":
+        return library.build(model, seq_len=seq_len, degrees=degrees)
+    import torch
+
+    from rlplace.graph.capture import capture
+
+    wanted = library.spec(model, seq_len=seq_len)
+    with torch.device("meta"):
+        module = wanted.make()
+    return capture(
+        module,
+        kwargs=wanted.example(2),
+        name=model,
+        tokens_per_sample=wanted.tokens_per_sample,
+        granularity=number,  # type: ignore[arg-type]
+        source=wanted.source,
     )
 
 

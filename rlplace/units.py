@@ -88,6 +88,14 @@ def format_seconds(seconds: float) -> str:
     return f"{_three_digits(seconds / 1e-6)} us"
 
 
+def format_count(number: float) -> str:
+    """``"2.36 M"``, ``"805 G"``, ``"0"``: three significant digits, decimal prefixes."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= scale:
+            return f"{_three_digits(number / scale)} {prefix}"
+    return f"{number:.0f}"
+
+
 def _three_digits(number: float) -> str:
     """Three significant digits, all digits before the point from 1,000 on, never an exponent."""
     size = abs(number)

@@ -107,6 +107,10 @@ def test_nothing_fits_exits_with_two_and_says_what_would(
         (["plan", "gpt2", "8xA100-80", "--global-batch", 0], "at least 1"),
         (["plan", "gpt2", "nowhere.yaml", "--global-batch", 8], "nowhere.yaml"),
         (["plan", "gpt2", "8xA100-80", "--global-batch", 8, "--policy", "nowhere"], "policy"),
+        (["show", "gpt3"], "gpt2"),
+        (["show", "gpt2", "--precision", "bf17"], "bf16"),
+        (["show", "gpt2", "--picture", "graph.bmp"], "graph.png"),
+        (["show", "gpt2-tiny", "--granularity", "medium"], "coarse"),
         (["run", "nowhere.json"], "cannot be read"),
         (["train", "nowhere.yaml"], "nowhere.yaml"),
         (["eval", "--suite", "held-in"], "held-out"),
@@ -159,3 +163,32 @@ def test_planning_from_the_cache_imports_neither_torch_nor_matplotlib() -> None:
     call("plan", "gpt2", "4xA100-40", "--global-batch", 8, "--json")  # fills the cache
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("loaded []"), done.stderr
+
+
+def test_show_prints_the_groups_and_draws_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["show", "gpt2", "--seq-len", 256]
+    picture = tmp_path / "gpt2.svg"
+    assert call(*arguments, "--json", "--picture", picture) == OK
+    found = json.loads(capsys.readouterr().out)
+    counts = {row["name"]: row["count"] for row in found["rows"]}
+    assert max(counts.values()) >= 11  # equal layers are one row
+    assert sum(counts.values()) == found["groups"]
+    assert found["params"] == 124_439_808 - 768 * 768  # 256 positions, not 1024
+    assert all(name in picture.read_text() for name in counts)
+    assert call(*arguments, "--all", "--json") == OK
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == found["groups"]
+    assert call(*arguments) == OK
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("FLOPs", "reads", "AR all-reduce", "trainable parameters", "256 tokens"):
+        assert words in text
+
+
+def test_show_takes_a_users_own_function(
+    capsys: pytest.CaptureFixture[str], own_model: Path
+) -> None:
+    assert call("show", f"{own_model}:make", "--granularity", "coarse", "--json") == OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["params"] == 64 * 256 + 256 + 256 * 64 + 64
+    assert found["flops"] >= 3 * 2 * 64 * 256

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rlplace.errors import InputError, nearest_names
 from rlplace.units import (
     format_bytes,
+    format_count,
     format_seconds,
     parse_bandwidth,
     parse_size,
@@ -103,6 +104,14 @@ def test_bytes_as_text(size: float, text: str) -> None:
 )
 def test_seconds_as_text(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (768, "768"), (50257, "50.3 k"), (2.364e6, "2.36 M"), (8.749e14, "875 T")],
+)
+def test_counts_as_text(number: float, text: str) -> None:
+    assert format_count(number) == text
 
 
 @given(st.floats(1.0, 1e16))

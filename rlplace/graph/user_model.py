@@ -41,8 +41,12 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
-def capture_user_model(name: str) -> OpGraph:
+def capture_user_model(name: str, **options: Any) -> OpGraph:
     """Call the function and capture what it returns: (module, keyword inputs of a batch of 2+).
+
+    Args:
+        name: As in `load_factory`.
+        options: Of `rlplace.graph.capture.capture`.
 
     Raises:
         InputError: If it returns something else.
@@ -55,7 +59,7 @@ def capture_user_model(name: str) -> OpGraph:
         rule = "the function returns (module, dict of keyword example tensors)"
         raise InputError("model", name, rule)
     module, inputs = made
-    return capture(module, kwargs=inputs, name=name)
+    return capture(module, kwargs=inputs, name=name, **options)
 
 
 def _load_file(path: Path) -> ModuleType:

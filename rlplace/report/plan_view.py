@@ -185,7 +185,8 @@ def short_names(names: list[str]) -> list[str]:
     heads = Counter(name.split(".")[0] for name in names if "." in name)
     head, count = heads.most_common(1)[0] if heads else ("", 0)
     short = [name.removeprefix(f"{head}.") for name in names]
-    return short if 2 * count > len(names) and len(set(short)) == len(set(names)) else names
+    clear = len(set(short)) == len(set(names)) and not any(name[0].isdigit() for name in short)
+    return short if 2 * count > len(names) and clear else names
 
 
 def _kinds(instance: Instance, mesh: Mesh) -> str:

@@ -118,3 +118,4 @@ def test_names_lose_a_head_that_most_of_them_share() -> None:
     assert short_names(["m.embed", "m.layers.0", "head"]) == ["embed", "layers.0", "head"]
     assert short_names(["m.a", "a", "m.b"]) == ["m.a", "a", "m.b"]
     assert short_names(["x.a", "y.b", "z"]) == ["x.a", "y.b", "z"]
+    assert short_names(["layers.0.a", "layers.1.a"]) == ["layers.0.a", "layers.1.a"]

@@ -12,8 +12,9 @@ former from some group on: as many layers recompute as memory asks for, not all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.cost.types import GroupCost
 from rlplace.plan.types import GroupChoice, Instance, Mesh
-from rlplace.simulate.stages import boundaries, boundary_bytes
+from rlplace.simulate.stages import boundaries, boundary_bytes, tied_states
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -71,6 +72,9 @@ class _Table:
         sums: `_FORWARD` to `_SIZE` of the groups before each group, (5, P, G + 1).
         transient: Bytes that come and go while each group runs, (P, G).
         hidden: Share of a reduction that may hide.
+        pairs: A group that uses a tied parameter and the next one that does, (K, 2).
+        twice: Bytes of states that the sums count for the second of each pair, though a stage
+            with both holds them once, (P, K).
     """
 
     options: tuple[tuple[GroupChoice, ...], ...]
@@ -78,6 +82,8 @@ class _Table:
     sums: Floats
     transient: Floats
     hidden: float
+    pairs: Ints
+    twice: Floats
 
 
 @dataclass
@@ -186,7 +192,23 @@ class StageSolver:
             ]
             for s, kept in kinds
         ]
-        return _table(options, costs, np.array(owner, np.int64), micro_batches, in_flight)
+        table = _table(options, costs, np.array(owner, np.int64), micro_batches, in_flight)
+        return self._with_tied(table, mesh)
+
+    def _with_tied(self, table: _Table, mesh: Mesh) -> _Table:
+        """The table with what it counts twice of tied parameters."""
+        graph = self.instance.graph
+        pairs, columns = [], []
+        for tied in graph.tied:
+            own = [group for group in graph.groups if tied[0] in group.params]
+            for before, after in pairwise(own):
+                choices = table.options[after.structure]
+                held = [tied_states(self.instance, after, c, mesh, tied).total for c in choices]
+                pairs.append((before.index, after.index))
+                columns.append(np.array(held)[table.pick[:, after.index]])
+        if not pairs:
+            return table
+        return replace(table, pairs=np.array(pairs, np.int64), twice=np.stack(columns, axis=1))
 
 
 def _table(
@@ -231,15 +253,20 @@ def _table(
         sums=np.stack([sums(chosen(column)) for column in summed]),
         transient=chosen(transient),
         hidden=hidden,
+        pairs=np.zeros((0, 2), np.int64),
+        twice=np.zeros((len(picks), 0)),
     )
 
 
 def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow:
+    # Of each price and start: what tied parameters in [start, stop) are counted too often.
+    both = (table.pairs[:, 1] < stop)[:, None] & (table.pairs[:, :1] >= np.arange(stop))
     columns = np.empty((6, stop))
     level, split = np.empty((2, stop), np.int64)
     _fill_row(
         table.sums,
         table.transient,
+        table.twice @ both,
         table.hidden,
         len(_PRICES),
         stop,
@@ -257,6 +284,7 @@ def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow
 def _fill_row(
     sums: Floats,
     transient: Floats,
+    twice: Floats,
     hidden: float,
     ladder: int,
     stop: int,
@@ -283,6 +311,7 @@ def _fill_row(
             lag[price, start] = waits + hidden * own_reduce
             peak[price] = max(peak[price], transient[price, start])
             memory = sums[_SIZE, price, stop] - sums[_SIZE, price, start] + peak[price]
+            memory -= twice[price, start]
             if memory < least:
                 leanest, least = price, memory
             first, before_too_much, too_much = price % ladder == 0, too_much, memory > limit
@@ -291,15 +320,16 @@ def _fill_row(
             cut = stop
             if not first:
                 room = limit - max(peak[price], peak[price - 1])
+                room += min(twice[price, start], twice[price - 1, start])
                 cut = _cut(sums[_SIZE, price], sums[_SIZE, price - 1], start, stop, room)
-            front, back, tail, _ = _stage(sums, lag, peak, hidden, price, start, cut, stop)
+            front, back, tail, _ = _stage(sums, lag, peak, twice, hidden, price, start, cut, stop)
             if micro_batches * (front + back) + tail < best_total:
                 best, best_cut = price, cut
                 best_total = micro_batches * (front + back) + tail
         level[start] = best if best >= 0 else leanest
         split[start] = best_cut
         front, back, tail, memory = _stage(
-            sums, lag, peak, hidden, level[start], start, best_cut, stop
+            sums, lag, peak, twice, hidden, level[start], start, best_cut, stop
         )
         columns[0, start] = front + back if best >= 0 else np.inf
         columns[1, start] = front
@@ -330,6 +360,7 @@ def _stage(
     sums: Floats,
     lag: Floats,
     peak: Floats,
+    twice: Floats,
     hidden: float,
     price: int,
     start: int,
@@ -341,18 +372,19 @@ def _stage(
     The tail is the reduction that cannot hide, what of the rest is not hidden, and the optimizer.
     The lag of the front part alone is not known, that of the whole stage at its price bounds it.
     """
-    late, most = lag[price, start], peak[price]
+    late, most, less = lag[price, start], peak[price], twice[price, start]
     if cut < stop:
         before = sums[_BACKWARD, price, cut] - sums[_BACKWARD, price, start]
         late = max(late, lag[price - 1, cut] - before)
         most = max(most, peak[price - 1])
+        less = min(less, twice[price - 1, start])
     reduce = _total(sums, _REDUCE, price, start, cut, stop)
     tail = (1.0 - hidden) * reduce + late + _total(sums, _OPTIMIZER, price, start, cut, stop)
     return (
         _total(sums, _FORWARD, price, start, cut, stop),
         _total(sums, _BACKWARD, price, start, cut, stop),
         tail,
-        _total(sums, _SIZE, price, start, cut, stop) + most,
+        _total(sums, _SIZE, price, start, cut, stop) + most - less,
     )
 
 

@@ -230,11 +230,13 @@ class Estimator:
         """States of a stage that an earlier stage of its mesh holds."""
         graph, stage = self.instance.graph, plan.stages[index]
         before = [other for other in plan.stages[:index] if other.mesh == stage.mesh]
-        return [
-            tied_states(self.instance, stage, own[0], name, elements)
-            for name, elements in graph.tied
-            if (own := users(graph, stage, name)) and any(users(graph, b, name) for b in before)
-        ]
+        found = []
+        for tied in graph.tied:
+            own = users(graph, stage, tied[0])
+            if own and any(users(graph, other, tied[0]) for other in before):
+                choice = stage.choices[own[0].index - stage.start]
+                found.append(tied_states(self.instance, own[0], choice, stage.mesh, tied))
+        return found
 
     def _reasons(self, totals: tuple[float, ...]) -> tuple[str, ...]:
         """One line for all devices of a kind that miss by the same."""

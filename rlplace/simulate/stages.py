@@ -8,7 +8,7 @@ from rlplace.cost import memory
 from rlplace.cost.analytic import find_layout
 from rlplace.cost.types import CostModel, GroupCost
 from rlplace.graph.types import Group, OpGraph, Shard, Work
-from rlplace.plan.types import GroupChoice, Instance, Stage
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ def stage_cost(
         found.append(known[key])
     groups = [group for group, _ in found]
     twice = [
-        tied_states(instance, stage, group, name, elements)
-        for name, elements in instance.graph.tied
-        for group in users(instance.graph, stage, name)[1:]
+        tied_states(instance, group, stage.choices[group.index - stage.start], stage.mesh, tied)
+        for tied in instance.graph.tied
+        for group in users(instance.graph, stage, tied[0])[1:]
     ]
     redone = [choice.recompute == "full" for choice in stage.choices]
     fullest = max(range(len(groups)), key=lambda at: groups[at].transient)
@@ -114,23 +114,22 @@ def users(graph: OpGraph, stage: Stage, name: str) -> list[Group]:
 
 
 def tied_states(
-    instance: Instance, stage: Stage, group: Group, name: str, elements: int
+    instance: Instance, group: Group, choice: GroupChoice, mesh: Mesh, tied: tuple[str, int]
 ) -> memory.StateBytes:
     """What one use of a tied parameter adds to the sum of a stage's groups.
 
     Args:
         instance: The question.
-        stage: The stage.
-        group: A group of the stage that uses it.
-        name: Of the parameter.
-        elements: Of the whole parameter.
+        group: A group that uses it.
+        choice: How the group runs.
+        mesh: Where it runs.
+        tied: Name and elements of the whole parameter.
     """
-    choice = stage.choices[group.index - stage.start]
-    structure = instance.graph.structure(group.index)
-    layout = find_layout(structure, choice.layout, stage.mesh.tp)
+    name, elements = tied
+    layout = find_layout(instance.graph.structure(group.index), choice.layout, mesh.tp)
     places = dict(zip(group.params, layout.params, strict=False))
-    shards = stage.mesh.tp if isinstance(places.get(name), Shard) else 1
-    return memory.states(instance, Work(params=elements // shards), choice, stage.mesh)
+    shards = mesh.tp if isinstance(places.get(name), Shard) else 1
+    return memory.states(instance, Work(params=elements // shards), choice, mesh)
 
 
 def exposed_reduce(groups: list[GroupCost]) -> float:

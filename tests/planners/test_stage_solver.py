@@ -196,3 +196,22 @@ def test_a_transfer_is_the_estimates() -> None:
     floats, _ = _INSTANCE.graph.crossings[4]
     size = floats(_INSTANCE.global_batch / 2)
     assert there == estimator.cost.transfer(_INSTANCE, first, second, size, 0.0)
+
+
+@pytest.mark.parametrize("mesh", _MESHES, ids=str)
+@pytest.mark.parametrize("memory", [80e9, 12e6, 4e6])
+def test_a_tied_parameter_is_held_once(mesh: Mesh, memory: float) -> None:
+    """Vocabulary and width are such that the table is most of the model."""
+    graph = transformer(2, 64, vocab=4096, tied=True)
+    instance = _limited(replace(_INSTANCE, graph=graph), memory)
+    groups, solver = len(graph.groups), StageSolver(instance)
+    row = solver.row(groups, mesh, 4, 1)
+    choices = solver.choices(0, groups, mesh, 4, 1)
+    _, _, peak, _ = _whole(instance, mesh, 4, choices)
+    assert row.memory[0] >= peak * (1 - 1e-9)
+    if row.split[0] == groups:
+        assert row.memory[0] == pytest.approx(peak)
+    # Without the first or the last group a stage holds its table all the same, and once.
+    apart = StageSolver(replace(instance, graph=replace(graph, tied=())))
+    assert (row.memory[1:] == apart.row(groups, mesh, 4, 1).memory[1:]).all()
+    assert row.memory[0] < apart.row(groups, mesh, 4, 1).memory[0] or row.split[0] < groups

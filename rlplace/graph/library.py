@@ -14,7 +14,7 @@ from rlplace.graph.cache import cache_path, load_graph, store_graph
 from rlplace.graph.models.check import check_names, check_shape
 from rlplace.graph.models.named import MODELS
 from rlplace.graph.models.shapes import FAMILIES, Shape
-from rlplace.graph.types import OpGraph
+from rlplace.graph.types import TP_DEGREES, OpGraph
 
 if TYPE_CHECKING:
     import torch
@@ -107,13 +107,19 @@ def spec(name: str, *, seq_len: int | None = None, **shape: Argument) -> Spec:
 
 
 def build(
-    name: str, *, seq_len: int | None = None, cache: bool = True, **shape: Argument
+    name: str,
+    *,
+    seq_len: int | None = None,
+    degrees: tuple[int, ...] = TP_DEGREES,
+    cache: bool = True,
+    **shape: Argument,
 ) -> OpGraph:
     """The op graph of a library model.
 
     Args:
         name: As in `spec`.
         seq_len: As in `spec`.
+        degrees: Degrees of the tp axis to find layouts for.
         cache: Whether to look into the cache, and to write to it.
         shape: As in `spec`.
 
@@ -122,16 +128,16 @@ def build(
         MissingExtraError: If the model has to be captured and transformers is not installed.
     """
     wanted = spec(name, seq_len=seq_len, **shape)
-    path = cache_path(wanted.source)
+    path = cache_path({**wanted.source, "degrees": [*degrees]})
     if cache and (found := load_graph(path)) is not None:
         return found
-    graph = _capture(wanted)
+    graph = _capture(wanted, degrees)
     if cache:
         store_graph(path, graph)
     return graph
 
 
-def _capture(wanted: Spec) -> OpGraph:
+def _capture(wanted: Spec, degrees: tuple[int, ...]) -> OpGraph:
     import torch
 
     from rlplace.graph.capture import capture
@@ -145,6 +151,7 @@ def _capture(wanted: Spec) -> OpGraph:
         name=wanted.name,
         tokens_per_sample=wanted.tokens_per_sample,
         source=wanted.source,
+        degrees=degrees,
     )
 
 

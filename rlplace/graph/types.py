@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Literal
 
+#: Degrees of the tp axis at which layouts are looked for where nobody asks for others.
+TP_DEGREES = (2, 4, 8)
+
 
 @dataclass(frozen=True, slots=True)
 class Affine:

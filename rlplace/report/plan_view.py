@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlplace.plan.degrees import unsharded
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.planners.types import PlannerResult
-from rlplace.simulate.types import Estimate
+from rlplace.simulate.types import Estimate, MemoryUse
 from rlplace.units import GIB, format_seconds, ranges
 
 
 @dataclass(frozen=True)
 class StageRow:
-    """What is shown of one stage; `memory` in bytes, `busy` in seconds of one micro-batch."""
+    """What is shown of one stage; `memory` in bytes, `busy` in seconds of one micro-batch.
+
+    `memory` is that of the stage's fullest device, `memory_parts` the same by cause (the fields of
+    `MemoryUse`).
+    """
 
     stage: int
     groups: str
@@ -27,6 +32,7 @@ class StageRow:
     layout: str
     memory: float
     memory_share: float
+    memory_parts: dict[str, float]
     busy: float
     idle: float
 
@@ -49,6 +55,7 @@ def stage_rows(instance: Instance, plan: Plan, estimate: Estimate) -> list[Stage
                 layout=_layout(stage),
                 memory=peak,
                 memory_share=peak / instance.cluster.kind(fullest).memory,
+                memory_parts=asdict(estimate.memory[fullest]),
                 busy=cost.forward + cost.backward,
                 idle=cost.idle,
             )
@@ -78,6 +85,7 @@ def plan_data(
         "planner": planner,
         "plan_seconds": plan_seconds,
         "reasons": [],
+        "notes": notes(instance, plan),
         "micro_batches": plan.micro_batches,
         "schedule": plan.schedule,
         "stages": [asdict(row) for row in stage_rows(instance, plan, estimate)],
@@ -97,6 +105,7 @@ def infeasible_data(instance: Instance, reasons: str) -> dict[str, Any]:
     unknown = ("step_time", "peak_memory", "tokens_per_s", "mfu", "bound", "gap", "planner")
     empty = dict.fromkeys((*unknown, "plan_seconds", "micro_batches", "schedule"))
     told: dict[str, Any] = {"feasible": False, "reasons": reasons.splitlines(), "stages": []}
+    told["notes"] = []
     return _question(instance) | told | empty | {"alternatives": {}}
 
 
@@ -107,6 +116,16 @@ def _question(instance: Instance) -> dict[str, Any]:
         "global_batch": instance.global_batch,
         "precision": instance.precision,
     }
+
+
+def notes(instance: Instance, plan: Plan) -> list[str]:
+    """What a reader would not expect: groups that every device of a tp axis runs whole."""
+    found = []
+    for tp in sorted({stage.mesh.tp for stage in plan.stages}):
+        whole = ", ".join(short_names(list(unsharded(instance.graph, tp))))
+        if whole:
+            found.append(f"at tp={tp} every device runs all of {whole}: no layout shards it")
+    return found
 
 
 def verdict(instance: Instance, plan: Plan, estimate: Estimate, bound: float) -> Text:
@@ -128,7 +147,7 @@ def verdict(instance: Instance, plan: Plan, estimate: Estimate, bound: float) ->
 
 
 def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float) -> RenderableType:
-    """Verdict, stage table and totals."""
+    """Verdict, stage table, totals, memory by cause, and notes."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("stage", justify="right")
     table.add_column("groups", overflow="fold", min_width=14)
@@ -155,7 +174,22 @@ def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float
         f"MFU {estimate.mfu:.1%}   bound {format_seconds(bound)}   "
         f"gap {estimate.step_time / bound - 1.0:.1%}"
     )
-    return Group(verdict(instance, plan, estimate, bound), "", table, "", totals)
+    verdict_line = verdict(instance, plan, estimate, bound)
+    memory = _memory_table(instance, plan, estimate)
+    return Group(verdict_line, "", table, "", totals, "", memory, *notes(instance, plan))
+
+
+def _memory_table(instance: Instance, plan: Plan, estimate: Estimate) -> Table:
+    """GiB of the fullest device of each stage, by cause."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    names = [field.name for field in fields(MemoryUse)]
+    table.add_column("GiB of")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in stage_rows(instance, plan, estimate):
+        parts = (f"{row.memory_parts[name] / GIB:.2f}" for name in names)
+        table.add_row(f"stage {row.stage}", *parts)
+    return table
 
 
 def render_alternatives(planner: str, alternatives: dict[str, PlannerResult]) -> RenderableType:
@@ -210,6 +244,6 @@ def _layout(stage: Stage) -> str:
     if stage.mesh.dp > 1:
         parts.append("DDP" if choice.zero == 0 else f"ZeRO-{choice.zero}")
     if choice.recompute != "none":
-        parts.append("recompute")
+        parts.append("recompute" if choice.recompute == "full" else "recompute attention")
     text = ", ".join(parts) or "plain"
     return text if len(counted) == 1 else f"{text} (+{len(stage.choices) - count})"

@@ -1,16 +1,17 @@
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
 
-from rlplace.plan.testing import chain, cluster, round_kind
+from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.types import PlannerResult
 from rlplace.report.plan_view import (
     infeasible_data,
+    notes,
     plan_data,
     render_alternatives,
     render_plan,
@@ -20,6 +21,7 @@ from rlplace.report.plan_view import (
 from rlplace.report.timeline_view import bars, chrome_trace, draw, save_trace
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import estimate, timeline
+from rlplace.simulate.types import MemoryUse
 
 INSTANCE = Instance(chain([1e12, 1e12, 2e12, 2e12]), cluster([[round_kind()] * 4]), 8, "fp32")
 PLAN = uniform_plan(INSTANCE, pp=2, micro_batches=4, cuts=(2,))
@@ -34,6 +36,7 @@ def test_stage_rows_say_what_the_estimate_says() -> None:
     assert rows[1].busy == guess.stages[1].forward + guess.stages[1].backward
     assert rows[0].memory == max(guess.peak_memory[:2])
     assert rows[0].idle > rows[1].idle
+    assert sum(rows[0].memory_parts.values()) == rows[0].memory
 
 
 def test_ranges_of_ranks_that_are_not_neighbours() -> None:
@@ -88,6 +91,23 @@ def test_rendered_plan_fits_eighty_columns() -> None:
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_memory_is_shown_by_cause_and_whole_groups_are_noted() -> None:
+    graph = transformer(2, degrees=(2,))
+    head = replace(graph.structures[-1], layouts=())
+    graph = replace(graph, structures=(*graph.structures[:-1], head))
+    instance = Instance(graph, cluster([[round_kind()] * 4]), 8)
+    plan = uniform_plan(instance, pp=2, tp=2)
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))
+    console.print(render_plan(instance, plan, estimate(instance, plan), bound(instance)))
+    lines = console.export_text().splitlines()
+    head_line = next(line for line in lines if line.startswith("GiB of"))
+    assert head_line.split()[2:] == [field.name for field in fields(MemoryUse)]
+    assert sum(line.startswith("stage ") for line in lines) == 3, "the plan's table has one too"
+    assert "at tp=2 every device runs all of head: no layout shards it" in lines
+    assert max(map(len, lines)) <= 80
+    assert notes(INSTANCE, PLAN) == []
 
 
 def test_bars_are_the_events_of_every_device() -> None:

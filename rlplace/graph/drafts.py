@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from rlplace.graph.coarsen import module_path
+from rlplace.graph.anchors import module_path
 from rlplace.graph.program import Program
 
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from rlplace.graph import library
 from rlplace.graph.capture import capture
-from rlplace.graph.coarsen import MAX_ANCHORS, MAX_GROUPS, coarsen, is_matmul
+from rlplace.graph.anchors import is_matmul
+from rlplace.graph.coarsen import MAX_GROUPS, coarsen
+from rlplace.graph.parts import MAX_ANCHORS
 from rlplace.graph.program import export_program
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlplace.graph.formats.piper import is_piper, read_piper
 from rlplace.graph.formats.types import GivenInstance
 from rlplace.graph.types import OpGraph
 
+SUFFIXES = (".onnx", ".json", ".txt")
 _LOOKED_FOR = (
     "is of no known form; looked for dnn-partitioning JSON (nodes, maxFPGAs), Piper JSON (nodes, "
     "maxMemoryPerDevice), DOPPLER JSON (comp, comm, edges) or text (counts and lists of integers), "
@@ -29,17 +30,58 @@ _LOOKED_FOR = (
 Reader = Callable[[str, int | None], GivenInstance]
 
 
-def read_graph(path: str | Path, name: str | None = None) -> OpGraph:
-    """The op graph of a file alone: names, structures and edges; `read_instance` has the costs.
+def is_graph_file(model: str) -> bool:
+    """Whether a model is named as a file of a public op-graph form (``net.onnx``)."""
+    return model.lower().endswith(SUFFIXES)
+
+
+def read_graph(
+    path: str | Path,
+    name: str | None = None,
+    *,
+    dims: Mapping[str, int] | None = None,
+    seq_len: int | None = None,
+) -> OpGraph:
+    """The op graph of a file.
+
+    An ONNX file gives a graph that every planner takes. All other forms give times instead of work:
+    their graph has names, structures and edges only, and `read_instance` has the costs.
 
     Args:
         path: The file.
         name: Which graph of a file that holds several.
+        dims: Sizes of named dims of an ONNX file, the batch excepted.
+        seq_len: Size of the one named dim that is neither the batch nor in `dims`.
 
     Raises:
         InputError: If the file cannot be read, is of no known form, or is damaged.
+        MissingExtraError: If it is an ONNX file and the package onnx is not installed.
     """
+    if str(path).lower().endswith(".onnx"):
+        from rlplace.graph.formats.onnx_graph import read_onnx
+
+        return read_onnx(path, dims=dims, seq_len=seq_len)
     return read_instance(path, name, devices=1).graph
+
+
+def read_model(path: str, seq_len: int | None = None) -> OpGraph:
+    """The op graph of a file that a plan for a cluster can be made of.
+
+    Args:
+        path: The file.
+        seq_len: As in `read_graph`.
+
+    Raises:
+        InputError: As `read_graph`, and if the file gives times instead of work.
+    """
+    graph = read_graph(path, seq_len=seq_len)
+    if not path.lower().endswith(".onnx"):
+        rule = (
+            "gives the times of its own devices, not ops that another cluster can be asked about; "
+            "compare planners on it with rlplace.cost.given"
+        )
+        raise InputError("model", path, rule)
+    return graph
 
 
 def instance_names(path: str | Path) -> list[str]:

@@ -9,9 +9,11 @@ import pytest
 from rlplace.errors import InputError
 from rlplace.graph.formats.read import (
     instance_names,
+    is_graph_file,
     read_graph,
     read_instance,
     read_instances,
+    read_model,
 )
 from tests.graph.formats.examples import (
     DOPPLER_TEXT,
@@ -78,3 +80,15 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(InputError, match="it is not text"):
         read_instance(tmp_path / "binary")
+
+
+def test_no_plan_is_made_of_given_times(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rlplace.cost.given"):
+        read_model(str(written(tmp_path, piper())))
+
+
+def test_files_are_told_from_names_of_models() -> None:
+    assert is_graph_file("net.onnx")
+    assert is_graph_file("a/b.JSON")
+    assert not is_graph_file("llama-3-8b")
+    assert not is_graph_file("model.py:make")

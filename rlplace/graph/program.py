@@ -7,7 +7,6 @@ a module of any set of its nodes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,10 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
-from rlplace.errors import CaptureError
-from rlplace.graph.tracing import lean_tracing
+from rlplace.errors import InputError
+from rlplace.graph.batch import BatchDim
+from rlplace.graph.exporting import export
+from rlplace.graph.twins import TARGETS, Loss, Targets, shallow, with_loss
 
 _STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -78,67 +79,37 @@ class Piece:
 
 
 def export_program(
-    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Loss | None = None,
+    targets: Targets | None = None,
+    batch_dim: BatchDim = None,
 ) -> Program:
-    """Export a module with a dynamic batch dim, on the meta device.
+    """Export a module with a dynamic batch dim.
 
-    The module itself is not touched: a twin without storage is exported, so that the same module
-    gives the same nodes wherever its parameters are (libraries branch on the device).
+    The module itself is not touched: a twin without storage is exported.
 
     Args:
-        module: Takes tensors whose dim 0 is the batch; on any device.
+        module: On any device.
         args: Positional example inputs, of a batch of at least 2.
         kwargs: Keyword example inputs.
+        loss: A loss outside of the module, see `rlplace.graph.twins.with_loss`.
+        targets: What it takes beside the output; an input of the program named ``targets``.
+        batch_dim: Where the batch is, see `rlplace.graph.batch.batch_dims`; by default dim 0.
 
     Raises:
         CaptureError: If `torch.export` refuses the module; says where in the user's code.
+        InputError: If the inputs do not fit `forward`, or `batch_dim` does not fit the inputs.
     """
-    call_args, call_kwargs = _meta_inputs((args, dict(kwargs or {})))
-    twin = meta_twin(module)
-    shapes = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
-    batch = _batch(call_args, call_kwargs)
-    for tensor in _tensors(call_args, call_kwargs):
-        if tensor.ndim and tensor.shape[0] == batch:
-            shapes[tensor] = {0: torch.export.Dim.DYNAMIC}
-    dynamic = shapes.dynamic_shapes(twin, call_args, call_kwargs)  # type: ignore[no-untyped-call]
-    try:
-        with lean_tracing():
-            exported = torch.export.export(
-                twin, call_args, call_kwargs, dynamic_shapes=dynamic, strict=False
-            )
-    except Exception as error:
-        raise CaptureError(_explain(error, module)) from error
-    _check_constants(exported)
-    return _program(exported, module)
-
-
-def _check_constants(exported: torch.export.ExportedProgram) -> None:
-    """Refuse tensors that the model makes of numbers on its inputs' device: they have no values.
-
-    Constants on the CPU, as `torch.tensor` makes them by default, keep theirs; so do buffers.
-    """
-    for spec in exported.graph_signature.input_specs:
-        constant = exported.constants.get(spec.target or "")
-        if spec.kind is InputKind.CONSTANT_TENSOR and getattr(constant, "is_meta", False):
-            placeholder = next(n for n in exported.graph.nodes if n.name == spec.arg.name)
-            modules = [n.meta.get("nn_module_stack") or {} for n in placeholder.users]
-            owner = next((list(stack.values())[-1][0] for stack in modules if stack), "") or "root"
-            raise CaptureError(
-                f"the forward of module {owner!r} makes a tensor of {tuple(constant.shape)} from "
-                "Python numbers (a list as an index, or torch.tensor(..., device=x.device)), and "
-                "its values would be lost: make it once, in __init__, with register_buffer"
-            )
-
-
-def meta_twin(module: nn.Module) -> nn.Module:
-    """A deep copy of a module whose parameters and buffers have no storage; ties are kept."""
-    memo: dict[int, Any] = {}
-    for param in module.parameters():
-        empty = torch.empty_like(param, device="meta")
-        memo[id(param)] = nn.Parameter(empty, requires_grad=param.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(module, memo)
+    call = dict(kwargs or {})
+    if targets is not None and loss is None:
+        raise InputError("targets", type(targets).__name__, "targets need a loss")
+    if loss is not None:
+        module = with_loss(shallow(module), loss)
+        call |= {} if targets is None else {TARGETS: targets}
+    return _program(export(module, args, call, batch_dim), module)
 
 
 def extract(
@@ -311,52 +282,3 @@ def _leaves(node: fx.Node, own: set[str]) -> bool:
 
 def _reads(user: fx.Node) -> bool:
     return user.op == "output" or _does_something(user)
-
-
-def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    leaves = torch.utils._pytree.tree_leaves((args, dict(kwargs)))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    sizes = [tensor.shape[0] for tensor in _tensors(args, kwargs) if tensor.ndim]
-    if not sizes or sizes[0] < 2:
-        size = sizes[0] if sizes else "none"
-        raise CaptureError(
-            f"the first tensor input must have a batch dim of at least 2, it has {size}: "
-            "torch.export makes a constant of a batch of one; pass a batch of 2 or more"
-        )
-    return sizes[0]
-
-
-def _meta_inputs(call: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """The inputs without storage, and every tensor an object of its own.
-
-    `torch.export` takes one tensor that is passed twice (ids that serve as labels) for a single
-    input, and then the other argument is silently ignored.
-    """
-
-    def twin(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return torch.empty_like(leaf, device="meta", requires_grad=leaf.requires_grad)
-        return leaf
-
-    twins: tuple[Any, dict[str, Any]] = torch.utils._pytree.tree_map(twin, call)
-    return twins
-
-
-def _explain(error: Exception, module: nn.Module) -> str:
-    """One message with the user's own line, where the traceback or the error names one."""
-    place = ""
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "/torch/" not in file and "/rlplace/" not in file and not file.startswith("<"):
-            place = f" at {file}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
-        trace = trace.tb_next
-    first = str(error).strip().split("\n")[0]
-    return (
-        f"torch.export refused {type(module).__name__}{place}: {type(error).__name__}: {first}. "
-        "Ways out: avoid branches and loops on tensor values (torch.where, torch.cond), give "
-        "static shapes to everything but the batch, or wrap the refused part in a custom op"
-    )

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlplace.errors import CaptureError
 from rlplace.graph import library
 from rlplace.graph.coarsen import coarsen
-from rlplace.graph.program import Program, export_program, extract, meta_twin, prologue_of
+from rlplace.graph.program import Program, export_program, extract, prologue_of
+from rlplace.graph.twins import meta_twin
 
 FAMILIES = ["gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "dlrm"]
 
@@ -93,13 +93,18 @@ def test_a_write_into_a_buffer_stays_with_the_ops() -> None:
     assert any("add_" in node.name for node in program.body())
 
 
-def test_a_constant_whose_values_would_be_lost_is_refused() -> None:
+def test_constants_on_the_device_of_an_input_keep_their_values() -> None:
     class Indexed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x[:, [2, 0]].sum()
+            scale = torch.tensor([3.0, 5.0], device=x.device)
+            return (x[:, [2, 0]] * scale).sum(-1)
 
-    with pytest.raises(CaptureError, match="register_buffer"):
-        export_program(nn.Sequential(Indexed()), (torch.randn(2, 4),))
+    program = export_program(nn.Sequential(Indexed()), (torch.randn(2, 4),))
+    piece = extract(program, [node.name for node in program.nodes], device="cpu")
+    constants = [program.exported.constants[name] for _, name in piece.states]
+    x = torch.tensor([[1.0, 0.0, 10.0, 0.0]] * 3)
+    (out,) = piece.module(*constants, x)
+    assert out.tolist() == [35.0] * 3
 
 
 def test_one_tensor_given_twice_is_two_inputs() -> None:

@@ -9,7 +9,6 @@ trained model, or one with the tensors you mean.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlplace.errors import InputError, MissingExtraError
+from rlplace.errors import InputError
 from rlplace.graph.formats.onnx_costs import Op, attributes, is_anchor
+from rlplace.graph.formats.onnx_file import input_sizes, load_onnx, sink
 from rlplace.graph.formats.onnx_groups import Body, intervals
+from rlplace.graph.formats.onnx_names import group_names, module_of
 from rlplace.graph.formats.onnx_shapes import Shapes, Value, dim_names, infer_shapes
 from rlplace.graph.types import Affine, Edge, Group, OpGraph, Structure, Work
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 #: Two batch sizes give every quantity as base + per_sample * batch.
 _LOW, _HIGH = 2, 3
-_SCOPES = "pkg.torch.onnx.name_scopes"
 #: Inputs of an op that are states, not parameters: mean and variance.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
@@ -51,59 +51,14 @@ def read_onnx(
             unknown, has a body of its own, or a shape that depends on data.
         MissingExtraError: If the package onnx is not installed.
     """
-    model = _load(Path(path))
-    sizes, batch = _sizes(model, dict(dims or {}), seq_len)
+    model = load_onnx(Path(path))
+    sizes, batch = input_sizes(model, dict(dims or {}), seq_len)
     folder = Path(path).parent
     if isinstance(batch, str):
         low, high = (infer_shapes(model, {**sizes, batch: b}, folder) for b in (_LOW, _HIGH))
         return _Reader(Path(path).stem, model, low, high, None).graph()
     shapes = infer_shapes(model, sizes, folder)
     return _Reader(Path(path).stem, model, shapes, shapes, batch).graph()
-
-
-def _load(path: Path) -> ModelProto:
-    try:
-        import onnx
-        import onnx.inliner
-    except ImportError as error:
-        rule = "an ONNX file needs the package onnx: pip install 'rlplace[onnx]'"
-        raise MissingExtraError(rule) from error
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise InputError("file", str(path), f"cannot be read ({error.strerror})") from error
-    except DecodeError as error:
-        raise InputError("file", str(path), "is not an ONNX file, or is cut off") from error
-    if not model.graph.node:
-        raise InputError("file", str(path), "is not an ONNX file, or has no nodes")
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    return _without_aliases(model)
-
-
-def _sizes(
-    model: ModelProto, given: dict[str, int], seq_len: int | None
-) -> tuple[dict[str, int], str | int]:
-    """A size for every named dim but the batch; the batch's name, or its fixed size."""
-    inputs = [dims for dims in dim_names(model).values() if dims]
-    if not inputs:
-        raise InputError("onnx inputs", [], "the graph has no input with a batch dim")
-    named = dict.fromkeys(dim for dims in inputs for dim in dims if isinstance(dim, str))
-    first = dict.fromkeys(dims[0] for dims in inputs if dims[0] not in given)
-    symbols = [dim for dim in first if isinstance(dim, str)]
-    if len(symbols) > 1:
-        rule = "inputs name their batch differently: give the size of all but one in dims"
-        raise InputError("onnx inputs", symbols, rule)
-    batch: str | int = symbols[0] if symbols else next(iter(first), 1)
-    missing = [dim for dim in named if dim != batch and dim not in given]
-    if len(missing) == 1 and seq_len is not None:
-        given[missing.pop()] = seq_len
-    if missing:
-        rule = "these named dims need a size: give it in dims, or as seq_len if it is one"
-        raise InputError("dims", ", ".join(map(str, missing)), rule)
-    return given, batch
 
 
 @dataclass(frozen=True)
@@ -127,7 +82,7 @@ class _Reader:
         self.inputs = frozenset(dim_names(model))
         computed = low.computed & high.computed
         nodes = [node for i, node in enumerate(model.graph.node) if i not in computed]
-        self.body = _sink(nodes, self.inputs)
+        self.body = sink(nodes, self.inputs)
         if not self.body:
             raise InputError("onnx graph", name, "no op of it depends on an input or a parameter")
         stored = {tensor.name for tensor in model.graph.initializer} - self.constants
@@ -147,8 +102,9 @@ class _Reader:
         structures: dict[str, Structure] = {}
         numbers: dict[str, int] = {}
         kept: set[str] = set()
+        labels = group_names([part.nodes for part in parts], self.stored)
         groups = []
-        for index, (part, name) in enumerate(zip(parts, _names(parts), strict=True)):
+        for index, (part, name) in enumerate(zip(parts, labels, strict=True)):
             key = self._hash(part, kept)
             if key not in structures:
                 numbers[key] = len(numbers)
@@ -297,83 +253,3 @@ class _Reader:
         values = (self.low[name] for name in dim_names(self.model))
         lengths = (v.shape[1] for v in values if len(v.shape) == 2 and not v.is_float)
         return next(lengths, 1)
-
-
-def _sink(nodes: Sequence[NodeProto], inputs: frozenset[str]) -> list[NodeProto]:
-    """The nodes in order, but those that depend on no input just before their first reader.
-
-    Exporters put what only depends on parameters (a transpose, a mask) at the top of the file.
-    """
-    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    depends = set(inputs)
-    free = []
-    for node in nodes:
-        free.append(depends.isdisjoint(node.input))
-        depends |= set() if free[-1] else set(node.output)
-    order: dict[int, None] = {}
-
-    def place(position: int) -> None:
-        for name in nodes[position].input:
-            source = maker.get(name)
-            if source is not None and free[source] and source not in order:
-                place(source)
-        order[position] = None
-
-    for position in range(len(nodes)):
-        if not free[position]:
-            place(position)
-    return [nodes[i] for i in [*order, *(i for i in range(len(nodes)) if i not in order)]]
-
-
-def _without_aliases(model: ModelProto) -> ModelProto:
-    """The model with every ``Identity`` of an initializer replaced by what it stands for.
-
-    So exporters write equal or tied initializers.
-    """
-    stored = {tensor.name: tensor.name for tensor in model.graph.initializer}
-    left = []
-    for node in model.graph.node:
-        if node.op_type == "Identity" and not node.domain and node.input[0] in stored:
-            stored[node.output[0]] = stored[node.input[0]]
-            continue
-        for position, name in enumerate(node.input):
-            node.input[position] = stored.get(name, name)
-        left.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(left)
-    return model
-
-
-def module_of(node: NodeProto, stored: frozenset[str]) -> str:
-    """Module path of a node: from the exporter's notes, its own name, or its parameters."""
-    notes = {entry.key: entry.value for entry in node.metadata_props}
-    if _SCOPES in notes:
-        scopes: list[str] = ast.literal_eval(notes[_SCOPES])
-        return scopes[-2] if len(scopes) > 1 else ""
-    if node.name.startswith("/"):
-        return ".".join(node.name.strip("/").split("/")[:-1])
-    params = (name for name in node.input if name in stored)
-    return next(params, "").rpartition(".")[0]
-
-
-def _names(parts: Sequence[_Part]) -> list[str]:
-    """What the working ops of each part have in common of their module paths, made unique."""
-    seen: Counter[str] = Counter()
-    names = []
-    for part in parts:
-        stored = frozenset(part.params)
-        anchors = [n for n in part.nodes if is_anchor(n.op_type, n.input, stored)]
-        paths = [module_of(node, stored).split(".") for node in anchors or part.nodes]
-        shared = [a[0] for a in zip(*paths, strict=False) if len(set(a)) == 1]
-        name = ".".join(_prefix(paths, len(shared))) or (anchors or part.nodes)[0].op_type
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return names
-
-
-def _prefix(paths: Sequence[Sequence[str]], most: int) -> list[str]:
-    """The parts with which all paths begin."""
-    for length in range(most, 0, -1):
-        if len({tuple(path[:length]) for path in paths}) == 1:
-            return [part for part in paths[0][:length] if part]
-    return []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from onnx import TensorProto, helper
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlplace.api import place
+from rlplace.cli import main
 from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError, MissingExtraError
 from rlplace.graph.cache import load_graph, store_graph
@@ -118,6 +120,15 @@ def test_a_plan_is_made_and_the_graph_survives_a_file(transformer: Path, tmp_pat
     placed = place(instance, time_limit=0.02)
     assert placed.plan.graph == graph.fingerprint
     assert placed.estimate.step_time >= placed.bound > 0
+
+
+def test_the_command_line_takes_an_onnx_file(
+    transformer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(transformer), "2xA100-40", "--global-batch", "8", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "transformer"
 
 
 def test_a_fixed_batch_is_taken_as_proportional(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from rlplace.errors import InputError
 from rlplace.graph.formats.read import (
@@ -15,6 +16,7 @@ from rlplace.graph.formats.read import (
     read_instances,
     read_model,
 )
+from rlplace.graph.formats.types import GivenInstance
 from tests.graph.formats.examples import (
     DOPPLER_TEXT,
     dnn_partitioning,
@@ -47,6 +49,8 @@ def test_the_content_says_which_form_it_is(content: Any, form: str, tmp_path: Pa
     found = read_instance(path, devices=2)
     assert found.format == form
     assert read_graph(path) == found.graph
+    adapter = TypeAdapter(GivenInstance)
+    assert adapter.validate_json(adapter.dump_json(found)) == found
 
 
 def test_a_file_of_several_graphs_asks_for_a_name(tmp_path: Path) -> None:

@@ -86,9 +86,8 @@ def _grouped_mm(node: fx.Node) -> Signature | None:
     args = tensor_args(node)
     if [len(shape(arg)) for arg in args] != [2, 3, 1]:
         return None
-    return Signature(
-        (("m", "k"), (None, "k", "n"), (None,)), ("m", "n"), frozenset("k"), ("n", "k")
-    )
+    inputs: tuple[Labels, ...] = ((None, "k"), (None, "k", "n"), (None,))
+    return Signature(inputs, (None, "n"), frozenset("k"), ("n", "k"))
 
 
 _ODD_EMBEDDINGS = ("scale_grad_by_freq", "sparse")
@@ -130,7 +129,7 @@ def _layer_norm(node: fx.Node) -> Signature | None:
     return Signature(((*lead, *whole), *params), (*lead, *whole))
 
 
-_ELEMENTWISE = """
+ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul alias asin asinh atan atan2 atanh bitwise_and
     bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min clip clone contiguous
     copysign cos cosh detach div divide dropout elu eq erf erfc erfinv exp exp2 expand expand_as
@@ -148,7 +147,7 @@ SIGNATURES: Mapping[str, SignatureRule] = {
     **CHANNEL_SIGNATURES,
     **DIM_SIGNATURES,
     **INDEX_SIGNATURES,
-    **dict.fromkeys(_ELEMENTWISE, _broadcast),
+    **dict.fromkeys(ELEMENTWISE, _broadcast),
     **dict.fromkeys(("mm", "bmm", "matmul", "mv"), _matmul),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), _added_matmul),
     **dict.fromkeys(("_grouped_mm", "grouped_mm", "grouped_mm_fallback"), _grouped_mm),

@@ -13,7 +13,7 @@ whose gradient is the sum over the devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,8 +24,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlplace.graph.shards import by_device, by_run, cut, padded, runs_of
-from rlplace.graph.shards import join as join
-
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -56,7 +54,7 @@ class Axis(Protocol):
         ...
 
     def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
-        """Chunk i of the tensor along `dim` goes to device i; what comes is joined along `joined`."""
+        """Chunk i along `dim` goes to device i; what comes is joined along `joined`."""
         ...
 
 
@@ -150,9 +148,7 @@ def reduce_scatter(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> T
     return _call(_ReduceScatter, tensor, _AXIS.get(), dim, blocks, run)
 
 
-def exchange(
-    tensor: Tensor, held: tuple[int, int, int], wanted: tuple[int, int, int]
-) -> Tensor:
+def exchange(tensor: Tensor, held: tuple[int, int, int], wanted: tuple[int, int, int]) -> Tensor:
     """From a shard of one dim to a shard of another, each given as (dim, blocks, run)."""
     return _call(_Exchange, tensor, _AXIS.get(), held, wanted)
 

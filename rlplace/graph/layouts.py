@@ -1,23 +1,30 @@
-"""Layouts of a piece on the tp axis, found by propagation through its ops.
+"""Layouts of a piece on the tp and the cp axis, found by propagation through its ops.
 
 Megatron's layouts (column-row pairs, head-wise attention, vocabulary-parallel loss) follow from the
 rules of single ops and the search; no rule knows of models. A layout's work and collectives are
 those of its lowered program, run on the meta device, so there is one source of truth.
+
+What a piece reads and writes is given (`rlplace.graph.borders`): whole, or sequences cut over the
+devices. With cut sequences the same search finds Megatron's sequence parallelism on tp, and on
+cp, where parameters are whole, context parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from rlplace.errors import InputError
 from rlplace.graph.axis import COLLECTIVES, MetaAxis, use_axis
+from rlplace.graph.axis_rows import causal_mask
+from rlplace.graph.borders import WHOLE, Border, cut_border, free_border
 from rlplace.graph.count import Role, measure
 from rlplace.graph.cuts import legal_cuts
+from rlplace.graph.expert_rules import expert_pins
 from rlplace.graph.lower import Assignment, lower
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import REPLICATE
@@ -50,27 +57,93 @@ def find_layouts(
             or to ``Shard(0)``, which is sound as well, since every group can convert it).
 
     Returns:
-        At most one layout today, named ``shard``: the cheapest that divides FLOPs or parameters.
+        ``shard``, the cheapest that divides FLOPs or parameters, and of groups with grouped matmuls
+        ``expert``, where each device has whole experts.
         `Layout.params` has one placement for each distinct name in ``piece.states``, in order.
 
     Raises:
         InputError: If the degree is below 2.
     """
-    assignment = solve(piece, degree, grads, pinned)
-    if assignment is None:
-        return ()
+    found = {"shard": solve(piece, degree, grads, pinned)}
+    if experts := expert_pins(piece, degree):
+        found["expert"] = solve(piece, degree, grads, {**(pinned or {}), **experts})
+    return tuple(
+        _layout(name, piece, assignment, roles, grads)
+        for name, assignment in found.items()
+        if assignment is not None
+    )
+
+
+def find_bordered(
+    piece: Piece,
+    degree: int,
+    roles: Sequence[Role],
+    grads: Collection[str],
+    pinned: Mapping[str, Placement] | None = None,
+) -> tuple[Layout, ...]:
+    """Layouts that cut activations between groups, on the tp axis first.
+
+    Arguments as for `find_layouts`. The names are those that `Layout` lists.
+
+    Raises:
+        InputError: If the degree is below 2.
+    """
+    activations = _activations(piece, roles)
+    found = []
+    for name, border in borders_of(piece, activations, degree).items():
+        assignment = solve(piece, degree, grads, pinned, border)
+        if assignment is not None and (assignment.reads or assignment.writes):
+            found.append(_layout(name, piece, assignment, roles, grads, border.axis))
+    return tuple(found)
+
+
+def borders_of(piece: Piece, activations: Collection[str], degree: int) -> dict[str, Border]:
+    """The borders, other than whole ones, that a piece can have; by the name of the layout.
+
+    Args:
+        piece: Whose nodes carry ``meta["val"]``.
+        activations: Those of its reads that other groups make.
+        degree: Size of the axis.
+    """
+    borders = {
+        "sequence": cut_border(piece, activations, degree, "tp"),
+        "shard-through": free_border(piece, activations),
+        "context": cut_border(piece, activations, degree, "cp"),
+    }
+    return {name: border for name, border in borders.items() if border is not None}
+
+
+def _activations(piece: Piece, roles: Sequence[Role]) -> tuple[str, ...]:
+    """Reads that other groups make, in order."""
+    own = roles[len(roles) - len(piece.reads) :]
+    pairs = zip(piece.reads, own, strict=True)
+    return tuple(name for name, role in pairs if role in ("activation", "kept"))
+
+
+def _layout(
+    name: str,
+    piece: Piece,
+    assignment: Assignment,
+    roles: Sequence[Role],
+    grads: Collection[str],
+    axis: Literal["tp", "cp"] = "tp",
+) -> Layout:
+    degree = assignment.degree
     local = lower(piece, assignment)
     inputs = _LocalInputs(piece, assignment, frozenset(grads))
+    free = {function: function for function in (*COLLECTIVES, causal_mask)}
     with use_axis(MetaAxis(degree)):
-        work = measure(local, inputs, roles, {function: function for function in COLLECTIVES})
-    return (
-        Layout(
-            "shard",
-            degree,
-            work,
-            collectives_of(local, inputs, degree),
-            tuple(placements_of(piece, assignment).values()),
-        ),
+        work = measure(local, inputs, roles, free)
+    reads = tuple(assignment.held(read) for read in _activations(piece, roles))
+    return Layout(
+        name,
+        degree,
+        work,
+        collectives_of(local, inputs, degree),
+        tuple(placements_of(piece, assignment).values()),
+        axis,
+        reads if assignment.reads else (),
+        assignment.writes,
     )
 
 
@@ -79,37 +152,53 @@ def solve(
     degree: int,
     grads: Collection[str],
     pinned: Mapping[str, Placement] | None = None,
+    border: Border = WHOLE,
 ) -> Assignment | None:
-    """The strategies of the ``shard`` layout, or None if nothing can be sharded.
+    """The strategies of the layout with a border, or None if nothing can be sharded.
 
     The same arguments give the same assignment, and so do the placements of a `Layout` when they
     are pinned: the search runs once to place the states and once more with all of them pinned.
-    Arguments as for `find_layouts`.
+
+    Args:
+        piece: As for `find_layouts`.
+        degree: Size of the axis, at least 2.
+        grads: As for `find_layouts`.
+        pinned: Likewise; on the cp axis states are whole in any case.
+        border: How activations are read and written.
 
     Raises:
         InputError: If the degree is below 2.
     """
     if degree < 2:
-        raise InputError("degree", degree, "a tp axis has at least 2 devices", 2)
-    placed = _cheapest_sharded(piece, degree, grads, pinned or {})
+        raise InputError("degree", degree, f"a {border.axis} axis has at least 2 devices", 2)
+    if border.axis == "cp":
+        return _cheapest_sharded(piece, degree, grads, {}, border)
+    placed = _cheapest_sharded(piece, degree, grads, pinned or {}, border)
     if placed is None:
         return None
-    return _cheapest_sharded(piece, degree, grads, placements_of(piece, placed))
+    return _cheapest_sharded(piece, degree, grads, placements_of(piece, placed), border)
 
 
 def _cheapest_sharded(
-    piece: Piece, degree: int, grads: Collection[str], pinned: Mapping[str, Placement]
+    piece: Piece,
+    degree: int,
+    grads: Collection[str],
+    pinned: Mapping[str, Placement],
+    border: Border,
 ) -> Assignment | None:
-    """At the first price at which FLOPs are shared; else parameters; else None."""
-    facts = Facts.of(piece, degree, grads, pinned)
+    """At the first price at which FLOPs are shared; else parameters or activations.
+
+    If nothing is, None where the border is whole: else the border itself is what is wanted.
+    """
+    facts = Facts.of(piece, degree, grads, pinned, border)
     smaller: Assignment | None = None
     for link in LINK_FLOPS:
         found = Search(facts, link).run()
         if any(flops and found.strategy(node).sharded for node, flops in facts.flops.items()):
             return found
-        if any(isinstance(placement, Shard) for placement in found.states.values()):
+        if any(isinstance(p, Shard) for p in (*found.states.values(), *found.writes)):
             smaller = smaller or found
-    return smaller
+    return smaller or (None if border.whole else found)
 
 
 def legal_cuts_of(
@@ -187,7 +276,7 @@ class _LocalInputs:
         return [made[names.get(node.name, node.name)] for node in places]
 
     def _local(self, node: fx.Node, whole: Any) -> Any:
-        placement = self.assignment.states.get(node.name, REPLICATE)
+        placement = self.assignment.held(node.name)
         if not isinstance(placement, Shard):
             return whole
         size = list(whole.shape)

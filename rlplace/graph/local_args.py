@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from rlplace.graph import axis, axis_bags
+from rlplace.graph import axis, axis_bags, axis_experts
+from rlplace.graph.expert_rules import GROUPED, ROUTED
 from rlplace.graph.nodes import (
     CONVOLUTIONS,
     FACTORIES,
@@ -52,9 +53,17 @@ def local_call(node: fx.Node, strategy: Strategy, args: list[Any], degree: int) 
     call = LocalCall(node.target, local_args(node, strategy, args, degree))
     if name == "cross_entropy_loss":
         return replace(call, target=axis.vocab_cross_entropy)
+    if name in GROUPED and strategy.reads[1] == Shard(0):
+        return _own_experts(node, strategy, call)
     if isinstance(strategy.output, Partial) and name in _SUMMANDS:
         return _SUMMANDS[name](node, call)
     return call
+
+
+def _own_experts(node: fx.Node, strategy: Strategy, call: LocalCall) -> LocalCall:
+    """A grouped matmul of rows that are taken out, or are the device's own already."""
+    take, put = strategy.reads[0] != ROUTED, strategy.output != ROUTED
+    return replace(call, target=axis_experts.grouped, args=[node.target, *call.args, take, put])
 
 
 def _row_embedding(node: fx.Node, call: LocalCall) -> LocalCall:

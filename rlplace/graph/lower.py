@@ -9,6 +9,7 @@ projections read one `copy` of the hidden state, which costs one all-reduce of i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +19,11 @@ from torch import fx
 
 from rlplace.graph import axis
 from rlplace.graph.axis_bags import one_of_several
+from rlplace.graph.axis_rows import causal_mask, row_cross_entropy
 from rlplace.graph.local_args import LocalCall, local_call
-from rlplace.graph.nodes import is_tensor, op_name, tensor_args, written_args
+from rlplace.graph.nodes import argument, is_tensor, op_name, shape, tensor_args, written_args
 from rlplace.graph.program import Piece
+from rlplace.graph.row_rules import is_causal
 from rlplace.graph.rules import (
     REPLICATE,
     Copied,
@@ -37,14 +40,24 @@ class Assignment:
     """A strategy for each node of a piece.
 
     Args:
-        degree: Size of the tp axis.
+        degree: Size of the axis.
         strategies: By name of the node; a node that is not named runs replicated.
         states: Placement of each state, by placeholder; replicated if not named.
+        reads: Of other placeholders, likewise.
+        writes: Of the results; empty if all are replicated.
+        summands: Placeholders of states whose gradients are left as summands.
     """
 
     degree: int
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     states: Mapping[str, Placement] = field(default_factory=dict)
+    reads: Mapping[str, Placement] = field(default_factory=dict)
+    writes: tuple[Replicate | Shard, ...] = ()
+    summands: frozenset[str] = frozenset()
+
+    def held(self, placeholder: str) -> Placement:
+        """How the devices hold what they are given."""
+        return {**self.reads, **self.states}.get(placeholder, REPLICATE)
 
     def strategy(self, node: fx.Node) -> Strategy:
         """How a node runs."""
@@ -53,16 +66,19 @@ class Assignment:
         return Strategy((REPLICATE,) * len(tensor_args(node)), REPLICATE)
 
 
-def route(base: Placement, want: Want) -> tuple[Want, ...]:
+def route(base: Placement | Copied, want: Want) -> tuple[Want, ...]:
     """The forms that a value takes, one after the other, from how it is held to how it is read.
 
-    Each step is one collective: to `Copied` it is `copy`, to a `Shard` it is `split`, and from a
-    `Shard` to `Replicate` it is `gather`.
+    Each step is a call of `rlplace.graph.axis`. From `Replicate`: to `Copied` it is `copy`, to a
+    `Shard` it is `split`. From a `Shard`: to `Replicate` it is `gather`, to `Copied`
+    `gather_copy`, to a shard of another dim `exchange`. A state whose gradient is a summand is
+    held as `Copied`: to `Replicate` it is `once`, to a `Shard` it is `part`.
     """
     if want == base:
         return ()
-    gathered: tuple[Want, ...] = (REPLICATE,) if isinstance(base, Shard) else ()
-    return gathered if isinstance(want, Replicate) else (*gathered, want)
+    if isinstance(base, Shard) and isinstance(want, Shard) and base.dim == want.dim:
+        return (REPLICATE, want)
+    return (want,)
 
 
 def lower(piece: Piece, assignment: Assignment) -> fx.GraphModule:
@@ -93,7 +109,7 @@ class _Lowering:
     assignment: Assignment
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    held: dict[fx.Node, Placement] = field(default_factory=dict)
+    held: dict[fx.Node, Placement | Copied] = field(default_factory=dict)
     forms: dict[tuple[fx.Node, Want], fx.Node] = field(default_factory=dict)
 
     def run(self, piece: Piece) -> fx.GraphModule:
@@ -101,9 +117,12 @@ class _Lowering:
         for node in piece.module.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = self.graph.placeholder(node.name)
-                self.held[node] = self.assignment.states.get(node.name, REPLICATE)
+                summand = node.name in self.assignment.summands
+                self.held[node] = Copied() if summand else self.assignment.held(node.name)
             elif node.op == "output":
-                self.graph.output(tuple(self.read(out, REPLICATE) for out in node.args[0]))
+                wants = self.assignment.writes or (REPLICATE,) * len(node.args[0])
+                pairs = zip(node.args[0], wants, strict=True)
+                self.graph.output(tuple(self.read(out, want) for out, want in pairs))
             else:
                 self.call(node, self.assignment.strategy(node))
         return fx.GraphModule(torch.nn.Module(), self.graph)
@@ -114,23 +133,35 @@ class _Lowering:
         for step in route(base, want):
             if (node, step) not in self.forms:
                 self.forms[node, step] = self._convert(node, value, base, step)
-            value = self.forms[node, step]
+            value, base = self.forms[node, step], step
         return value
 
-    def _convert(self, node: fx.Node, value: fx.Node, base: Placement, step: Want) -> fx.Node:
+    def _convert(
+        self, node: fx.Node, value: fx.Node, base: Placement | Copied, step: Want
+    ) -> fx.Node:
+        differentiable = node.meta["val"].is_floating_point()
+        if isinstance(base, Copied):
+            if isinstance(step, Shard):
+                return self._emit(axis.part, value, *_parts(step))
+            return self._emit(axis.once, value)
+        if isinstance(base, Shard):
+            if isinstance(step, Shard):
+                return self._emit(axis.exchange, value, _parts(base), _parts(step))
+            summed = isinstance(step, Copied) and differentiable
+            return self._emit(axis.gather_copy if summed else axis.gather, value, *_parts(base))
         if isinstance(step, Copied):
-            differentiable = node.meta["val"].is_floating_point()
             return self._emit(axis.copy, value) if differentiable else value
-        if isinstance(step, Shard):
-            return self._emit(axis.split, value, step.dim, step.blocks)
-        assert isinstance(base, Shard), "only a shard is gathered"
-        return self._emit(axis.gather, value, base.dim, base.blocks)
+        assert isinstance(step, Shard), "a replicated value is copied or split"
+        return self._emit(axis.split, value, *_parts(step))
 
     def _emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(target, args, kwargs)
 
     def call(self, node: fx.Node, strategy: Strategy) -> None:
         """Lower one node."""
+        if not is_tensor(node) and tensor_args(node):
+            self.values[node] = self._size(node)
+            return
         wants = iter(strategy.reads)
         args, kwargs = torch.utils._pytree.tree_map(
             lambda leaf: self._argument(leaf, wants), (list(node.args), dict(node.kwargs))
@@ -140,10 +171,20 @@ class _Lowering:
         else:
             value = self._emit(node.target, *args, **kwargs)
         self.values[node] = value
-        reduced = isinstance(strategy.output, Partial)
-        self.held[node] = REPLICATE if reduced else strategy.output
+        self.held[node] = strategy.held
         if written_args(node):
             self.forms.clear()  # what was converted before is stale now
+
+    def _size(self, node: fx.Node) -> fx.Node:
+        """A number that a tensor gives: its size in a dim, which a shard knows as well."""
+        (source,) = tensor_args(node)
+        held = self.held[source]
+        if op_name(node) != "sym_size" or not isinstance(held, Shard):
+            value = self.read(source, REPLICATE)
+            return self._emit(node.target, value, *node.args[1:], **node.kwargs)
+        size = self._emit(node.target, self.values[source], *node.args[1:])
+        cut = held.dim == node.args[1]
+        return self._emit(operator.mul, size, self.assignment.degree) if cut else size
 
     def _argument(self, leaf: Any, wants: Iterator[Want]) -> Any:
         if not isinstance(leaf, fx.Node):
@@ -152,16 +193,45 @@ class _Lowering:
 
     def _local(self, node: fx.Node, strategy: Strategy, args: list[Any], kwargs: Any) -> fx.Node:
         """The op on shards."""
+        rows = self._on_rows(node, strategy, args, kwargs)
+        if rows is not None:
+            return rows
         call = local_call(node, strategy, args, self.assignment.degree)
         if isinstance(strategy.output, Partial):
             partial = self._emit(call.target, *call.args, **kwargs)
-            return self._after_sum(call, self._emit(axis.reduce, partial))
+            if strategy.scattered is None:
+                total = self._emit(axis.reduce, partial)
+            else:
+                total = self._emit(axis.reduce_scatter, partial, *_parts(strategy.scattered))
+            return self._after_sum(call, total)
+        return self._drawn(node, call.target, call.args, kwargs)
+
+    def _drawn(self, node: fx.Node, target: Any, args: list[Any], kwargs: Any) -> fx.Node:
+        """A call that draws other random numbers on every device, where it draws any."""
         if not _is_random(node):
-            return self._emit(call.target, *call.args, **kwargs)
-        states = self._emit(axis.rank_seed, call.args[0])
-        out = self._emit(call.target, *call.args, **kwargs)
-        self._emit(axis.restore_seed, states, call.args[0])
+            return self._emit(target, *args, **kwargs)
+        states = self._emit(axis.rank_seed, args[0])
+        out = self._emit(target, *args, **kwargs)
+        self._emit(axis.restore_seed, states, args[0])
         return out
+
+    def _on_rows(
+        self, node: fx.Node, strategy: Strategy, args: list[Any], kwargs: Any
+    ) -> fx.Node | None:
+        """Ops that need to know which rows they have; None for others."""
+        name, first = op_name(node), strategy.reads[0] if strategy.reads else None
+        if not isinstance(first, Shard):
+            return None
+        if name == "cross_entropy_loss" and first.dim == 0:
+            return self._emit(row_cross_entropy, *args, **kwargs)
+        causal = name == "scaled_dot_product_attention" and is_causal(node)
+        if not causal or first.dim != len(shape(node)) - 2:
+            return None
+        query, key, value = args[:3]
+        dropout = argument(node, 4, "dropout_p", 0.0)
+        mask = self._emit(causal_mask, query, key)
+        options = {k: v for k, v in kwargs.items() if k in ("scale", "enable_gqa")}
+        return self._drawn(node, node.target, [query, key, value, mask, dropout], options)
 
     def _after_sum(self, call: LocalCall, total: fx.Node) -> fx.Node:
         """A bias is added once, to the sum."""
@@ -171,6 +241,10 @@ class _Lowering:
         if added is not None:
             total = self._emit(aten.add.Tensor, total, added)
         return self._emit(one_of_several, total) if call.as_tuple else total
+
+
+def _parts(shard: Shard) -> tuple[int, int, int]:
+    return shard.dim, shard.blocks, shard.run
 
 
 def _is_random(node: fx.Node) -> bool:

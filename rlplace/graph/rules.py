@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from torch import Tensor, fx
 
+from rlplace.graph.expert_rules import expert_strategies, unrouted
 from rlplace.graph.labels import Signature
 from rlplace.graph.nodes import (
     FACTORIES,
@@ -55,6 +56,7 @@ def strategies(
     args = tensor_args(node)
     found = [Strategy((REPLICATE,) * len(args), REPLICATE)]
     name = op_name(node)
+    routed, reachable = reachable, {arg: unrouted(reachable.get(arg, ())) for arg in args}
     if name == "scaled_dot_product_attention":
         found += attention_rows(node, degree, list(reachable.get(args[0], ())))
     if name in FACTORIES:
@@ -68,6 +70,7 @@ def strategies(
         signature = rule(node)
         if signature is not None:
             found += _labelled(node, signature, degree, reachable, block_counts)
+    found += expert_strategies(node, routed)
     return list(dict.fromkeys(found))
 
 

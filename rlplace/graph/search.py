@@ -1,4 +1,4 @@
-"""The cheapest way to run a piece on the tp axis: one strategy for each of its nodes.
+"""The cheapest way to run a piece on an axis: one strategy for each of its nodes.
 
 Each node runs by one of the strategies that `rlplace.graph.rules` allows. The search goes node
 after node and keeps the cheapest choice for each way in which the values that are still needed may
@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from rlplace.graph.borders import WHOLE, Border, Held
+from rlplace.graph.expert_rules import ROUTED
 from rlplace.graph.lower import Assignment, route
 from rlplace.graph.matmuls import matmul
 from rlplace.graph.nodes import (
@@ -24,6 +26,7 @@ from rlplace.graph.nodes import (
     SPLITS,
     op_name,
     run_count,
+    shape,
     tensor_args,
     written_args,
 )
@@ -45,6 +48,9 @@ MOVE_SHARE = 1.0 / 15.0
 HELD_FLOPS = 20.0
 #: How much dearer it is to gather a state, in every micro-batch, than an activation: a last resort.
 GATHERED_STATE = 100.0
+#: Dims of a state whose gradient is not summed over the tp axis in every micro-batch, but at the
+#: price of a last resort: a matrix is to be cut, a vector (the weight of a norm) may be copied.
+MATRIX = 2
 #: Partial choices that are kept after each node.
 BEAM = 64
 
@@ -57,7 +63,7 @@ class Facts:
     """What the search needs to know of a piece, worked out once.
 
     Args:
-        degree: Size of the tp axis.
+        degree: Size of the axis.
         nodes: Calls, in order.
         outputs: Nodes that the piece returns.
         states: Placeholders of states -> fixed placement, or None where it is free.
@@ -66,6 +72,9 @@ class Facts:
         flops: Matmul FLOPs of each node, forward and backward.
         options: Strategies of each node.
         last: Index of the last node that reads each value.
+        given: How other placeholders are held, None where that is free.
+        left: How `outputs` are left, likewise.
+        summands: Placeholders of states whose gradients are left as summands.
     """
 
     degree: int
@@ -77,10 +86,17 @@ class Facts:
     flops: dict[fx.Node, float]
     options: dict[fx.Node, list[Strategy]]
     last: dict[fx.Node, int]
+    given: dict[fx.Node, Held]
+    left: tuple[Held, ...]
+    summands: frozenset[str]
 
     @staticmethod
     def of(
-        piece: Piece, degree: int, grads: Collection[str], pinned: Mapping[str, Placement]
+        piece: Piece,
+        degree: int,
+        grads: Collection[str],
+        pinned: Mapping[str, Placement],
+        border: Border = WHOLE,
     ) -> Facts:
         """Work it out."""
         everything = list(piece.module.graph.nodes)
@@ -91,8 +107,10 @@ class Facts:
         states: dict[fx.Node, Placement | None] = {}
         for node in everything:
             if node.op == "placeholder" and node.name in names:
-                free = REPLICATE if names[node.name] in twice else None
-                states[node] = pinned.get(names[node.name], free)
+                whole = names[node.name] in twice or border.axis == "cp"
+                states[node] = pinned.get(names[node.name], REPLICATE if whole else None)
+        others = [n for n in everything if n.op == "placeholder" and n not in states]
+        given = {n: border.reads.get(n.name, REPLICATE) for n in others}
         sizes = {n: _elements(n) for n in everything if n.op != "output"}
         flowing = {n for n in everything if n.op == "placeholder" and n.name in grads}
         for node in nodes:
@@ -108,36 +126,103 @@ class Facts:
             sizes,
             flowing,
             {node: _flops(node, flowing) for node in nodes},
-            _options(nodes, states, degree),
+            _options(nodes, states, given, degree, border),
             last,
+            given,
+            tuple(border.writes or (REPLICATE,) * len(outputs)),
+            frozenset(n.name for n in states if n in flowing and border.axis == "cp"),
         )
 
 
 def _options(
-    nodes: Sequence[fx.Node], states: Mapping[fx.Node, Placement | None], degree: int
+    nodes: Sequence[fx.Node],
+    states: Mapping[fx.Node, Placement | None],
+    given: Mapping[fx.Node, Held],
+    degree: int,
+    border: Border,
 ) -> dict[fx.Node, list[Strategy]]:
     """Strategies of every node, from the shardings that its arguments can have."""
-    blocks = {1} | {run_count(node) for node in nodes}
+    blocks = sorted({1} | {run_count(node) for node in nodes})
+    reachable = _states_reachable(states, degree, blocks)
+    reachable |= _given_reachable(given, degree, border.lengths)
+    # On cp no sharding starts inside: parameters are whole, and sequences are cut already.
+    starts = blocks if border.axis == "tp" else []
+    options: dict[fx.Node, list[Strategy]] = {}
+    for node in nodes:
+        if not isinstance(node.meta.get("val"), Tensor | list | tuple):
+            continue
+        options[node] = strategies(node, degree, reachable, starts)
+        options[node] += _with_scattered(node, options[node], degree, border.lengths)
+        # In a fixed order: every rank has to find the same layout.
+        shards = [s.held for s in options[node] if isinstance(s.held, Shard)]
+        reachable[node] = list(dict.fromkeys(shards))
+    return options
+
+
+def _states_reachable(
+    states: Mapping[fx.Node, Placement | None], degree: int, blocks: Sequence[int]
+) -> dict[fx.Node, list[Shard]]:
     reachable: dict[fx.Node, list[Shard]] = {}
     for state, fixed in states.items():
         if isinstance(fixed, Shard):
             reachable[state] = [fixed]
         elif fixed is None and any(op_name(user) in _REARRANGES for user in state.users):
-            reachable[state] = [
-                Shard(dim, count)
-                for dim, size in enumerate(state.meta["val"].shape)
-                for count in sorted(blocks)
-                if divides(size, degree, count)
-            ]
-    options: dict[fx.Node, list[Strategy]] = {}
-    for node in nodes:
-        if not isinstance(node.meta.get("val"), Tensor | list | tuple):
-            continue
-        options[node] = strategies(node, degree, reachable, sorted(blocks))
-        # In a fixed order: every rank has to find the same layout.
-        shards = [s.output for s in options[node] if isinstance(s.output, Shard)]
-        reachable[node] = list(dict.fromkeys(shards))
-    return options
+            reachable[state] = _all_shards(state, degree, blocks)
+    return reachable
+
+
+def _given_reachable(
+    given: Mapping[fx.Node, Held], degree: int, lengths: Collection[int]
+) -> dict[fx.Node, list[Shard]]:
+    reachable: dict[fx.Node, list[Shard]] = {}
+    for node, held in given.items():
+        if isinstance(held, Shard):
+            reachable[node] = [held]
+        elif held is None:
+            reachable[node] = _all_shards(node, degree, (1,))
+        elif not _floats(node) and isinstance(node.meta.get("val"), Tensor):
+            reachable[node] = _scattered(node, degree, lengths)  # ids are split for free
+    return reachable
+
+
+def _all_shards(node: fx.Node, degree: int, blocks: Sequence[int]) -> list[Shard]:
+    return [
+        Shard(dim, count)
+        for dim, size in enumerate(shape(node))
+        for count in blocks
+        if divides(size, degree, count)
+    ]
+
+
+def _scattered(node: fx.Node, degree: int, lengths: Collection[int]) -> list[Shard]:
+    """The way to cut the sequences in a value: dim 1, or the rows of all samples in dim 0."""
+    sizes = node.meta["val"].shape
+    if not lengths or not sizes:
+        return []
+    rows = at_batch(sizes[0], 1)
+    if len(sizes) > 1 and sizes[1] in lengths and divides(int(sizes[1]), degree):
+        return [Shard(1)]
+    if rows in lengths and not isinstance(sizes[0], int) and divides(rows, degree):
+        return [Shard(0, run=rows)]
+    return []
+
+
+def _with_scattered(
+    node: fx.Node, found: Sequence[Strategy], degree: int, lengths: Collection[int]
+) -> list[Strategy]:
+    """The strategies that make a sum, with the sum left as a shard (and a bias added to that)."""
+    if not lengths or not isinstance(node.meta["val"], Tensor):
+        return []
+    return [
+        Strategy(
+            tuple(Copied() if want == REPLICATE else want for want in strategy.reads),
+            strategy.output,
+            shard,
+        )
+        for strategy in found
+        if isinstance(strategy.output, Partial)
+        for shard in _scattered(node, degree, lengths)
+    ]
 
 
 def _floats(node: fx.Node) -> list[Tensor]:
@@ -170,7 +255,7 @@ class _State:
     """
 
     cost: float = 0.0
-    held: dict[fx.Node, Placement] = field(default_factory=dict)
+    held: dict[fx.Node, Placement | Copied] = field(default_factory=dict)
     forms: frozenset[tuple[fx.Node, Want]] = frozenset()
     trail: tuple[Any, ...] = ()
     whole: bool = True
@@ -190,12 +275,15 @@ class Search:
 
     def run(self) -> Assignment:
         """The cheapest assignment."""
-        beam = [_State()]
+        beam = [_State(held=self._given())]
         for index, node in enumerate(self.facts.nodes):
             if node in self.facts.options:
                 beam = self._step(beam, index, node)
         finished = [after for state in beam for after in self._finish(state)]
         return self._assignment(min(finished, key=lambda state: state.cost))
+
+    def _given(self) -> dict[fx.Node, Placement | Copied]:
+        return {node: held for node, held in self.facts.given.items() if isinstance(held, Shard)}
 
     def _step(self, beam: list[_State], index: int, node: fx.Node) -> list[_State]:
         best: dict[Any, _State] = {}
@@ -219,10 +307,8 @@ class Search:
             after = self._read(state, placed, reads, written_args(node))
             if after is None:
                 continue
-            partial = isinstance(strategy.output, Partial)
-            output: Placement = REPLICATE if partial else strategy.output
             after.cost += self._work(node, strategy)
-            after.held[node] = output
+            after.held[node] = strategy.held
             after.trail = ((node, strategy, placed), state.trail)
             after.whole = state.whole and not strategy.sharded
             self._forget(after, index, [node, *args])
@@ -231,11 +317,12 @@ class Search:
     def _place(
         self, state: _State, reads: Sequence[tuple[fx.Node, Want]]
     ) -> Iterator[dict[fx.Node, Placement]]:
-        """Placements of the states that are read here for the first time."""
+        """Placements of the states, and of what is given as we like, read here the first time."""
         choices: dict[fx.Node, tuple[Placement, ...]] = {}
+        free = {**self.facts.given, **self.facts.states}
         for arg, want in reads:
-            if arg in self.facts.states and arg not in state.held:
-                fixed = self.facts.states[arg]
+            if arg in free and arg not in state.held:
+                fixed = free[arg]
                 wanted = want if isinstance(want, Shard) else REPLICATE
                 if fixed is not None:
                     choices[arg] = (fixed,)
@@ -256,31 +343,49 @@ class Search:
         """The state after the arguments have been converted, or None if that is not possible."""
         cost, held, forms = state.cost, {**state.held, **placed}, state.forms
         for arg, placement in placed.items():
-            share = self.facts.degree if isinstance(placement, Shard) else 1
-            cost += HELD_FLOPS * self.facts.sizes[arg] / share
+            if arg in self.facts.states:
+                share = self.facts.degree if isinstance(placement, Shard) else 1
+                cost += HELD_FLOPS * self.facts.sizes[arg] / share
+            if arg.name in self.facts.summands:
+                held[arg] = Copied()
         for arg, want in reads:
-            steps = route(held.get(arg, REPLICATE), want)
-            if steps and (arg in written or not isinstance(arg.meta["val"], Tensor)):
+            base = held.get(arg, REPLICATE)
+            steps = route(base, want)
+            fixed = arg in written or ROUTED in (base, want)
+            if steps and (fixed or not isinstance(arg.meta["val"], Tensor)):
                 return None
             for step in steps:
                 if (arg, step) not in forms:
-                    cost += self._convert(arg, step)
+                    cost += self._convert(arg, base, step)
                     forms |= {(arg, step)}
+                base = step
         return _State(cost, held, forms)
 
-    def _convert(self, value: fx.Node, step: Want) -> float:
-        """`copy` and `split` send the gradient, `gather` sends the value.
+    def _convert(self, value: fx.Node, base: Placement | Copied, step: Want) -> float:
+        """`copy` and `split` send the gradient, `gather` sends the value, the others both.
 
-        An all-gather has half the traffic of an all-reduce (and on gloo four times the time); they
-        are weighed alike, and an all-gather reads and writes the parts once more to join them.
+        An all-gather has half the traffic of an all-reduce (and on gloo four times the time).
+        `gather` and `split` are weighed like an all-reduce: they share no work. An all-gather
+        reads and writes the parts once more to join them.
         """
-        size = self.facts.sizes[value]
-        if isinstance(step, Copied):
-            return self._all_reduce(size) if value in self.facts.grads else 0.0
-        sends = isinstance(step, Replicate) or value in self.facts.grads
-        if isinstance(step, Replicate) and value in self.facts.states:
+        size, flows = self.facts.sizes[value], value in self.facts.grads
+        if isinstance(base, Copied):
+            return 0.0
+        if value in self.facts.states and self._is_dear(value, step):
             size *= GATHERED_STATE
+        if base == REPLICATE and isinstance(step, Copied):
+            return self._all_reduce(size) if flows else 0.0
+        both = (1.0 + flows) / 2.0
+        if isinstance(base, Shard) and isinstance(step, Shard):
+            return (self._move(2.0 * size) + self._all_reduce(size) * both) / self.facts.degree
+        if isinstance(step, Copied):
+            return self._move(2.0 * size) + self._all_reduce(size) * both
+        sends = isinstance(step, Replicate) or flows
         return self._move(2.0 * size) + (self._all_reduce(size) if sends else 0.0)
+
+    def _is_dear(self, state: fx.Node, step: Want) -> bool:
+        whole = isinstance(step, Copied) and state.meta["val"].ndim >= MATRIX
+        return isinstance(step, Replicate) or whole
 
     def _move(self, size: float) -> float:
         return MOVE_SHARE * self.link * size
@@ -293,13 +398,19 @@ class Search:
         share = self.facts.degree if strategy.sharded else 1
         cost = self.facts.flops[node] / share
         if isinstance(strategy.output, Partial):
-            cost += self._all_reduce(self.facts.sizes[node])
+            cost += self._all_reduce(self.facts.sizes[node]) * self._ways(node, strategy)
         if op_name(node) in _MOVES_NOTHING:
             return cost
-        moved = self._local(node, strategy.output)
+        moved = self._local(node, strategy.held)
         for arg, want in zip(tensor_args(node), strategy.reads, strict=True):
             moved += 0.0 if arg in self.facts.states else self._local(arg, want)
         return cost + self._move(moved) * (2.0 if node in self.facts.grads else 1.0)
+
+    def _ways(self, node: fx.Node, strategy: Strategy) -> float:
+        """A scattered sum is half an all-reduce, and so is the gathering of its gradient."""
+        if strategy.scattered is None:
+            return 1.0
+        return (1.0 + (node in self.facts.grads)) / 2.0
 
     def _local(self, value: fx.Node, placement: Want | Placement) -> float:
         share = self.facts.degree if isinstance(placement, Shard) else 1
@@ -313,18 +424,29 @@ class Search:
             state.forms = frozenset(form for form in state.forms if form[0] not in gone)
 
     def _finish(self, state: _State) -> Iterator[_State]:
-        """Outputs leave whole."""
-        after = self._read(state, {}, [(out, REPLICATE) for out in self.facts.outputs], ())
+        """Outputs leave as they are wanted."""
+        wants = zip(self.facts.outputs, self.facts.left, strict=True)
+        after = self._read(state, {}, [(out, want) for out, want in wants if want is not None], ())
         if after is not None:
             after.trail = state.trail
             yield after
 
     def _assignment(self, state: _State) -> Assignment:
         chosen: dict[str, Strategy] = {}
-        states: dict[str, Placement] = {}
+        placements: dict[fx.Node, Placement] = {}
         trail = state.trail
         while trail:
             (node, strategy, placed), trail = trail
             chosen[node.name] = strategy
-            states |= {arg.name: placement for arg, placement in placed.items()}
-        return Assignment(self.facts.degree, chosen, states)
+            placements |= placed
+        facts = self.facts
+        states = {n.name: p for n, p in placements.items() if n in facts.states}
+        reads = {n.name: p for n, p in {**facts.given, **placements}.items() if p is not None}
+        reads = {name: p for name, p in reads.items() if name not in states and p != REPLICATE}
+        left = [self._left(state, *each) for each in zip(facts.outputs, facts.left, strict=True)]
+        writes = tuple(left) if any(isinstance(p, Shard) for p in left) else ()
+        return Assignment(facts.degree, chosen, states, reads, writes, facts.summands)
+
+    def _left(self, state: _State, output: fx.Node, want: Held) -> Replicate | Shard:
+        held = state.held.get(output, REPLICATE) if want is None else want
+        return held if isinstance(held, Shard) else REPLICATE

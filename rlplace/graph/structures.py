@@ -11,10 +11,11 @@ from torch import Tensor, fx
 
 from rlplace.graph.count import Count, Role, count
 from rlplace.graph.drafts import Draft
-from rlplace.graph.layouts import find_layouts, legal_cuts_of
+from rlplace.graph.layouts import find_bordered, find_layouts, legal_cuts_of
 from rlplace.graph.program import Piece, Program, extract
+from rlplace.graph.regions import stops_gradient
 from rlplace.graph.shapes import describe, stand_in
-from rlplace.graph.types import Cut, Layout, Placement, Replicate, Shard, Structure
+from rlplace.graph.types import Placement, Replicate, Shard, Structure
 
 
 @dataclass
@@ -36,9 +37,9 @@ class Structures:
         """Index of a group's structure. Groups come in topological order."""
         key = self._hash(draft)
         if key not in self._known:
-            made, layouts, cuts = self._describe(draft)
+            made, structure = self._describe(key, draft)
             self._known[key] = (len(self.found), made)
-            self.found.append(Structure(key, made.work, layouts, cuts))
+            self.found.append(structure)
         index, made = self._known[key]
         self._kept |= {n for n, kept in zip(draft.writes, made.keeps, strict=True) if kept}
         return index
@@ -54,7 +55,7 @@ class Structures:
         """The parameter or buffer behind a placeholder; two placeholders may share one."""
         return self.program.states.get(node.name, node.name)
 
-    def _describe(self, draft: Draft) -> tuple[Count, tuple[Layout, ...], tuple[Cut, ...]]:
+    def _describe(self, key: str, draft: Draft) -> tuple[Count, Structure]:
         """Count a piece and search its layouts at the degrees that divide what they cut."""
         piece = extract(self.program, draft.ops, writes=[node.name for node in draft.writes])
         inputs = {node.name: node for node in draft.reads}
@@ -71,12 +72,17 @@ class Structures:
         grads = {node.name for node in nodes if node in self._grads}
         cuts = legal_cuts_of(piece, grads, lambda degree: self._pinned(nodes, degree))
         legal = [d for d in self.degrees if cuts and all(cut.size % d == 0 for cut in cuts)]
-        layouts = [
-            layout
-            for degree in legal
-            for layout in find_layouts(piece, degree, roles, grads, self._pinned(nodes, degree))
-        ]
-        return count(piece.module, make_inputs, roles), tuple(layouts), cuts
+        layouts, bordered = (
+            [
+                layout
+                for degree in degrees
+                for layout in find(piece, degree, roles, grads, self._pinned(nodes, degree))
+            ]
+            for find, degrees in ((find_layouts, legal), (find_bordered, self.degrees))
+        )
+        kept = [lay for lay in bordered if lay.axis == "cp" or not cuts or lay.degree in legal]
+        made = count(piece.module, make_inputs, roles)
+        return made, Structure(key, made.work, tuple(layouts), cuts, tuple(kept))
 
     def _pinned(self, nodes: Sequence[fx.Node], degree: int) -> dict[str, Placement]:
         """One placement for all groups that share a state: cut dim 0 of a matrix if that goes."""
@@ -121,7 +127,9 @@ def _requiring_grad(program: Program) -> set[fx.Node]:
         if node.op == "placeholder":
             if program.states.get(node.name) in program.trainable:
                 found.add(node)
-        elif _is_float(node.meta.get("val")) and any(s in found for s in node.all_input_nodes):
+        elif stops_gradient(node) or not _is_float(node.meta.get("val")):
+            continue
+        elif any(source in found for source in node.all_input_nodes):
             found.add(node)
     return found
 

@@ -58,11 +58,14 @@ class Shard:
         dim: The tensor dim, not negative.
         blocks: The dim is `blocks` equal runs (a fused q, k, v projection has 3) and each run is
             cut over the devices on its own; torch calls this a strided shard.
+        run: If not 0, the dim is runs of this length, as many as the batch makes (rows of all
+            sequences behind each other), and each run is cut on its own; `blocks` is 1 then.
         kind: Tells the three placements apart in a file.
     """
 
     dim: int
     blocks: int = 1
+    run: int = 0
     kind: Literal["shard"] = "shard"
 
 
@@ -78,13 +81,13 @@ Placement = Replicate | Shard | Partial
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective on the tp axis that a layout brings with it, once a micro-batch.
+    """A collective on the axis of a layout that it brings with it, once a micro-batch.
 
     Args:
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
         phase: When it runs.
         floats: Elements of the *whole* tensor (what a rank holds after an all-gather, or gives
-            to an all-reduce or reduce-scatter).
+            to an all-reduce or reduce-scatter, or what all ranks give to an all-to-all).
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -104,6 +107,9 @@ class Work:
         kernels: Ops of the forward pass that launch something (views do not).
         moved: Float elements that the forward ops read and write, one by one, without fusion.
         backward_moved: The same of the backward pass.
+        fused_kernels: `kernels`, where a compiler fuses memory-bound ops (`rlplace.graph.fusion`).
+        fused_moved: `moved`, likewise.
+        fused_backward_moved: `backward_moved`, likewise.
         attention_flops: The part of `flops` that attention kernels do: what redoing the core
             attention costs.
         score_floats: Elements of the attention score matrices: a math kernel writes, reads and
@@ -127,6 +133,9 @@ class Work:
     kernels: int = 0
     moved: Affine = field(default_factory=Affine)
     backward_moved: Affine = field(default_factory=Affine)
+    fused_kernels: int = 0
+    fused_moved: Affine = field(default_factory=Affine)
+    fused_backward_moved: Affine = field(default_factory=Affine)
     attention_flops: Affine = field(default_factory=Affine)
     score_floats: Affine = field(default_factory=Affine)
     saved: Affine = field(default_factory=Affine)
@@ -140,14 +149,22 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A way to shard a group over the tp axis; its inputs and outputs are `Replicate`.
+    """A way to shard a group over an axis of a mesh.
 
     Args:
-        name: ``replicate`` (every device does everything) or ``shard`` (found by propagation).
-        degree: Size of the tp axis.
+        name: ``replicate`` (every device does everything), ``shard`` (found by propagation, reads
+            and writes whole tensors), ``sequence`` (the same, but sequences are cut between the
+            groups), ``expert`` (whole experts on each device), ``shard-through`` (other activations are cut between the groups) or
+            ``context`` (on the cp axis: sequences are cut, parameters are whole).
+        degree: Size of the axis.
         work: What one device does.
-        collectives: What it sends, forward and backward.
+        collectives: What it sends, forward and backward. On the cp axis the gradients of the
+            parameters are summands, summed with those of the data-parallel replicas: not here.
         params: Placement of each parameter, in the order of `Group.params`.
+        axis: Which one.
+        reads: Placement of each activation that it reads, in the order of `OpGraph.reads`; empty
+            if all are replicated.
+        writes: Of each tensor that it hands on, in the order of `Group.writes`, likewise.
     """
 
     name: str
@@ -155,6 +172,9 @@ class Layout:
     work: Work
     collectives: tuple[Collective, ...] = ()
     params: tuple[Placement, ...] = ()
+    axis: Literal["tp", "cp"] = "tp"
+    reads: tuple[Placement, ...] = ()
+    writes: tuple[Placement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +198,17 @@ class Structure:
         hash: Structure hash of ops, shapes, constants and inner edges.
         work: One micro-batch on one device, unsharded.
         layouts: Sharded layouts of the tp axis, at each legal degree (``replicate`` is legal at
-            every degree, has the work above, and is not listed).
+            every degree, has the work above, and is not listed). Activations between groups are
+            replicated: any two of them may be neighbours.
         cuts: What its sharded layouts cut; empty where it has none.
+        bordered: Layouts that cut activations between groups, on either axis.
     """
 
     hash: str
     work: Work
     layouts: tuple[Layout, ...] = ()
     cuts: tuple[Cut, ...] = ()
+    bordered: tuple[Layout, ...] = ()
 
     @property
     def tp_limit(self) -> int:
@@ -196,6 +219,12 @@ class Structure:
         """All layouts at a degree of the tp axis, ``replicate`` first."""
         sharded = tuple(layout for layout in self.layouts if layout.degree == degree)
         return (Layout("replicate", degree, self.work), *sharded)
+
+    def layouts_with(self, axis: Literal["tp", "cp"], degree: int) -> tuple[Layout, ...]:
+        """All layouts on an axis, those that cut activations between groups last."""
+        whole = self.layouts_at(degree) if axis == "tp" else ()
+        found = (lay for lay in self.bordered if (lay.axis, lay.degree) == (axis, degree))
+        return (*whole, *found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +239,7 @@ class Group:
         modules: Fully qualified names of the modules that the ops come from.
         params: Fully qualified names of its parameters and buffers; a tied parameter is named in
             every group that uses it.
+        writes: Names of the nodes whose tensors it hands on, to other groups or to the caller.
     """
 
     index: int
@@ -218,6 +248,7 @@ class Group:
     ops: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     params: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +297,10 @@ class OpGraph:
     def structure(self, group: int) -> Structure:
         """The description of a group."""
         return self.structures[self.groups[group].structure]
+
+    def reads(self, group: int) -> tuple[str, ...]:
+        """Names of the tensors of other groups that a group reads, in the order of its edges."""
+        return tuple(edge.tensor for edge in self.edges if edge.dst == group)
 
     def tp_degrees(self, up_to: int) -> tuple[int, ...]:
         """Degrees of the tp axis, 1 first, that divide what the groups cut."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from rlplace.errors import InputError
-from rlplace.graph.axis import Axis
+from rlplace.graph.axis import Axis, CollectiveKind
 from rlplace.graph.layouts import solve
 from rlplace.graph.lower import lower
 from rlplace.graph.program import Piece
@@ -23,7 +23,9 @@ class CountedAxis:
     """An axis that counts the bytes that this rank gives to it."""
 
     axis: Axis
-    traffic: dict[str, int] = field(default_factory=lambda: {"all_reduce": 0, "all_gather": 0})
+    traffic: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(get_args(CollectiveKind), 0)
+    )
 
     @property
     def rank(self) -> int:
@@ -37,13 +39,26 @@ class CountedAxis:
 
     def all_reduce(self, tensor: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
         """Sum or maximum over the ranks."""
-        self.traffic["all_reduce"] += tensor.numel() * tensor.element_size()
+        self._count("all_reduce", tensor)
         return self.axis.all_reduce(tensor, op)
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """The tensors of all ranks, joined along a dim."""
-        self.traffic["all_gather"] += tensor.numel() * tensor.element_size()
+        self._count("all_gather", tensor)
         return self.axis.all_gather(tensor, dim)
+
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        """This rank's chunk of the sum over the ranks."""
+        self._count("reduce_scatter", tensor)
+        return self.axis.reduce_scatter(tensor, dim)
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        """A chunk for every rank."""
+        self._count("all_to_all", tensor)
+        return self.axis.all_to_all(tensor, dim, joined)
+
+    def _count(self, kind: CollectiveKind, tensor: Tensor) -> None:
+        self.traffic[kind] += tensor.numel() * tensor.element_size()
 
 
 class LocalStates:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlplace.errors import InputError
-from rlplace.graph.axis import cut, join
+from rlplace.graph.shards import cut, join
 from rlplace.graph.types import Placement, Replicate, Shard
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -51,6 +51,20 @@ class GroupAxis:
         dist.all_gather_single(whole, tensor.contiguous(), self.group)
         return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
 
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        """This rank's equal chunk, along a dim, of the sum over the ranks."""
+        parts = torch.stack(tensor.chunk(self.size, dim))
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter_single(own, parts.flatten(0, 1), group=self.group)
+        return own
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        """Chunk i along `dim` goes to rank i; what comes is joined along `joined`."""
+        parts = torch.stack(tensor.chunk(self.size, dim))
+        got = torch.empty_like(parts)
+        dist.all_to_all_single(got, parts, group=self.group)
+        return torch.cat(got.unbind(), joined)
+
 
 def shard_parameter(full: Tensor, placement: Placement, rank: int, size: int) -> Tensor:
     """What one device holds of a parameter or buffer: a contiguous copy, without autograd.
@@ -69,11 +83,11 @@ def shard_parameter(full: Tensor, placement: Placement, rank: int, size: int) ->
         return whole.clone(memory_format=torch.contiguous_format)
     if not isinstance(placement, Shard):
         raise InputError("placement", placement, "a state is replicated or sharded", Replicate())
-    length = whole.shape[placement.dim]
+    length = placement.run or whole.shape[placement.dim]
     if length % (size * placement.blocks):
         rule = f"dim {placement.dim} of length {length} must divide into {placement.blocks} blocks"
         raise InputError("size", size, f"{rule} of equal shards")
-    return cut(whole, placement.dim, placement.blocks, rank, size).clone()
+    return cut(whole, placement.dim, placement.blocks, rank, size, placement.run).clone()
 
 
 def unshard(shards: Sequence[Tensor], placement: Placement) -> Tensor:
@@ -86,4 +100,5 @@ def unshard(shards: Sequence[Tensor], placement: Placement) -> Tensor:
         return shards[0].detach().clone()
     if not isinstance(placement, Shard):
         raise InputError("placement", placement, "a state is replicated or sharded", Replicate())
-    return join([shard.detach() for shard in shards], placement.dim, placement.blocks)
+    parts = [shard.detach() for shard in shards]
+    return join(parts, placement.dim, placement.blocks, placement.run)

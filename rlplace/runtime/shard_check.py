@@ -89,6 +89,14 @@ class _Recorder:
         self.sent.append(("all_gather", tensor.numel() * self.size))
         return self.axis.all_gather(tensor, dim)
 
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        self.sent.append(("reduce_scatter", tensor.numel()))
+        return self.axis.reduce_scatter(tensor, dim)
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        self.sent.append(("all_to_all", tensor.numel() * self.size))
+        return self.axis.all_to_all(tensor, dim, joined)
+
 
 @dataclass(frozen=True)
 class _Local:
@@ -101,6 +109,8 @@ class _Local:
         names: Global names in it: objects, or ``module:NAME``.
         inputs: Whole values.
         placements: Of the inputs.
+        summands: Whether the gradient of an input is left as a summand.
+        left: Placements of the outputs.
         outputs: What the piece gives.
         gradients: Of the inputs, None where there is none.
         states: The inputs after the run.
@@ -112,6 +122,8 @@ class _Local:
     names: dict[str, Any]
     inputs: list[Any]
     placements: list[Placement]
+    summands: list[bool]
+    left: list[Placement]
     outputs: list[Tensor]
     gradients: list[Tensor | None]
     states: list[Any]
@@ -192,10 +204,12 @@ def _prepare(case: Case) -> _Local:
         for name, value in code.globals.items()
     }
     places = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-    placements = [case.assignment.states.get(place, REPLICATE) for place in places]
+    placements = [case.assignment.held(place) for place in places]
+    summands = [place in case.assignment.summands for place in places]
     whole = [_leaf(value, REPLICATE, 0, 1) for value in case.inputs]
     outputs = case.piece.module(*whole)
-    _backward(outputs)
+    left: list[Placement] = [REPLICATE] * len(outputs)
+    _backward(outputs, outputs, left, None)
     return _Local(
         case.name,
         case.assignment.degree,
@@ -203,6 +217,8 @@ def _prepare(case: Case) -> _Local:
         names,
         list(case.inputs),
         placements,
+        summands,
+        list(case.assignment.writes or left),
         [out.detach() for out in outputs],
         [x.grad if isinstance(x, Tensor) else None for x in whole],
         [x.detach() if isinstance(x, Tensor) else x for x in whole],
@@ -221,17 +237,20 @@ def _run_local(case: _Local, axis: Axis) -> Deviation:
     recorder = _Recorder(axis)
     with use_axis(recorder):
         got = scope["forward"](None, *local)
-    _backward(got)
+    _backward(got, case.outputs, case.left, axis)
     known = [grad for grad in case.gradients if grad is not None]
     floor = 0.01 * max((float(grad.abs().max()) for grad in known), default=0.0)
-    outputs = [_error(a, b) for a, b in zip(case.outputs, got, strict=True)]
+    together = [_full(out, left, axis) for out, left in zip(got, case.left, strict=True)]
+    outputs = [_error(a, b) for a, b in zip(case.outputs, together, strict=True)]
     gradients, states = [], []
-    rows = zip(local, case.placements, case.gradients, case.states, strict=True)
-    for part, placement, gradient, state in rows:
+    ways = zip(case.placements, case.summands, strict=True)
+    rows = zip(local, ways, case.gradients, case.states, strict=True)
+    for part, (placement, summand), gradient, state in rows:
         if isinstance(part, Tensor):
             states.append(_error(state, _full(part, placement, axis)))
         if gradient is not None:
-            gradients.append(_error(gradient, _full(part.grad, placement, axis), floor))
+            own = axis.all_reduce(_given(part.grad)) if summand else part.grad
+            gradients.append(_error(gradient, _full(own, placement, axis), floor))
     return Deviation(
         max(outputs, default=0.0),
         max(gradients, default=0.0),
@@ -248,19 +267,31 @@ def _leaf(value: Any, placement: Placement, rank: int, size: int) -> Any:
     return part.requires_grad_(value.requires_grad)
 
 
-def _backward(outputs: Sequence[Tensor]) -> None:
-    """From fixed random gradients of the outputs, the same on every device."""
-    ends = [out for out in outputs if out.requires_grad]
+def _backward(
+    results: Sequence[Tensor], whole: Sequence[Tensor], left: Sequence[Placement], axis: Axis | None
+) -> None:
+    """From fixed random gradients of the outputs, the same on every device, or its part of them."""
     draw = torch.Generator().manual_seed(0)
-    seeds = [torch.randn(end.shape, generator=draw, dtype=end.dtype) for end in ends]
-    torch.autograd.backward(ends, seeds)
+    seeds = []
+    for result, full, placement in zip(results, whole, left, strict=True):
+        if result.requires_grad:
+            seed = torch.randn(full.shape, generator=draw, dtype=full.dtype)
+            if axis is not None:
+                seed = shard_parameter(seed, placement, axis.rank, axis.size)
+            seeds.append(seed)
+    torch.autograd.backward([result for result in results if result.requires_grad], seeds)
+
+
+def _given(part: Tensor | None) -> Tensor:
+    assert part is not None, "a gradient is missing"
+    return part
 
 
 def _full(part: Tensor | None, placement: Placement, axis: Axis) -> Tensor:
-    assert part is not None, "a gradient is missing"
+    own = _given(part)
     if not isinstance(placement, Shard):
-        return part
-    gathered = axis.all_gather(part.detach(), placement.dim)
+        return own
+    gathered = axis.all_gather(own.detach(), placement.dim)
     return unshard(gathered.chunk(axis.size, placement.dim), placement)
 
 

@@ -58,9 +58,11 @@ def _text(model: nn.Module, **options: bool) -> tuple[nn.Module, dict[str, Tenso
     return _TextLoss(model, **options), {"input_ids": ids, "labels": ids.clone()}
 
 
-def _image(model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+def _image(
+    model: nn.Module, height: int = 32, width: int = 32
+) -> tuple[nn.Module, dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(1)
-    pixels = torch.randn(2, 3, 32, 32, generator=draw)
+    pixels = torch.randn(2, 3, height, width, generator=draw)
     return _ImageLoss(model), {"pixel_values": pixels, "labels": torch.tensor([1, 3])}
 
 
@@ -83,7 +85,8 @@ def _options(family: str) -> dict[str, Any]:
         start = {"decoder_start_token_id": 0, "vocab_size": VOCAB}
         return {"dropout_rate": 0.0, **size, **start}
     if family == "vit":
-        return {"image_size": 32, "patch_size": 8, "num_labels": 8, **size, **drops}
+        # 15 patches and the class token: a length that 2 and 4 divide.
+        return {"image_size": (24, 40), "patch_size": 8, "num_labels": 8, **size, **drops}
     return {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "num_labels": 8}
 
 
@@ -100,7 +103,7 @@ def build(family: str) -> tuple[nn.Module, dict[str, Tensor]]:
     if family == "t5":
         return _text(T5ForConditionalGeneration(T5Config(**options)), use_cache=False)
     if family == "vit":
-        return _image(ViTForImageClassification(ViTConfig(**options)))
+        return _image(ViTForImageClassification(ViTConfig(**options)), 24, 40)
     return _image(ResNetForImageClassification(ResNetConfig(**options)))
 
 

@@ -107,13 +107,16 @@ IMAGE = torch.randn(2, 8, 6, 6)
         (Replicate(), Shard(1), (Shard(1),)),
         (Shard(1), Shard(1), ()),
         (Shard(1), Replicate(), (Replicate(),)),
-        (Shard(1), Copied(), (Replicate(), Copied())),
-        (Shard(1), Shard(2), (Replicate(), Shard(2))),
+        (Shard(1), Copied(), (Copied(),)),
+        (Shard(1), Shard(2), (Shard(2),)),
+        (Copied(), Copied(), ()),
+        (Copied(), Replicate(), (Replicate(),)),
+        (Copied(), Shard(1), (Shard(1),)),
         (Shard(1, 3), Shard(1), (Replicate(), Shard(1))),
     ],
 )
 def test_the_way_from_how_a_value_is_held_to_how_it_is_read(
-    base: Placement, want: Any, steps: tuple[Any, ...]
+    base: Placement | Copied, want: Any, steps: tuple[Any, ...]
 ) -> None:
     assert route(base, want) == steps
 

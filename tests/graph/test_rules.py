@@ -113,7 +113,9 @@ def test_heads_of_attention_with_a_mask_and_grouped_keys() -> None:
     heads = Strategy((Shard(1), Shard(1), Shard(1), COPIED), Shard(1))
     assert _sharded(node, Shard(1)) == [heads]
     assert _sharded(node, Shard(1), degree=4) == []  # 2 heads of keys
-    assert _sharded(node, Shard(2)) == []
+    rows = Strategy((Shard(2), COPIED, COPIED, Shard(2)), Shard(2))
+    assert _sharded(node, Shard(2)) == [rows, heads]
+    assert _sharded(node, Shard(2), degree=4) == [rows]
     assert _sharded(node, Shard(3)) == []
 
 

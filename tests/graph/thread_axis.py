@@ -50,6 +50,14 @@ class ThreadAxis:
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         return torch.cat(self.meeting.exchange(self.rank, tensor), dim)
 
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        total = torch.stack(self.meeting.exchange(self.rank, tensor)).sum(0)
+        return total.chunk(self.size, dim)[self.rank]
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        given = self.meeting.exchange(self.rank, tensor)
+        return torch.cat([each.chunk(self.size, dim)[self.rank] for each in given], joined)
+
 
 def on_threads(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:
     """The result of each device; the first error of any is raised."""

@@ -28,8 +28,12 @@ _SAVE_NOTHING |= {"Mean", "Neg", "Pad", "ReduceMean", "ReduceSum", "Resize", "Sp
 _SAVE_NOTHING |= {"Sub", "Sum", "Tile", "Gather", "Where"}
 _SAVE_OUTPUT = {"Elu", "Exp", "LogSoftmax", "Reciprocal", "Relu", "Sigmoid", "Softmax", "Sqrt"}
 _SAVE_OUTPUT |= {"Tanh"}
+_ACTIVATIONS = {"BatchNormalization", "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish"}
+_ACTIVATIONS |= {"LeakyRelu", "Mish", "PRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Swish"}
+_ACTIVATIONS |= {"Tanh"}
 #: Ops that keep an input which is no float: its position.
 _SAVE_INDEX = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "ScatterND": 1, "Where": 0}
+_LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 _RECURRENT = {"RNN", "GRU", "LSTM"}
 _INDEX_BYTES = 8
 
@@ -95,7 +99,9 @@ class Op:
 
     @property
     def read(self) -> int:
-        """Float elements of its inputs."""
+        """Float elements that it reads of its inputs; a look-up reads what it copies."""
+        if self.node.op_type in _LOOKUPS:
+            return self.written
         return sum(value.floats for value in self.inputs if value is not None)
 
     @property
@@ -231,6 +237,12 @@ _FLOPS: Mapping[str, Callable[[Op], float]] = {
     "QLinearMatMul": _quantized_matmul,
     "RNN": _recurrent,
 }
+
+
+def is_glued(op_type: str, inputs: Sequence[str], params: frozenset[str]) -> bool:
+    """Whether an op belongs to what it is applied to: an activation function, a bias, a scale."""
+    biased = op_type in {"Add", "Mul"} and any(name in params for name in inputs)
+    return op_type in _ACTIVATIONS or biased
 
 
 def is_anchor(op_type: str, inputs: Sequence[str], params: frozenset[str]) -> bool:

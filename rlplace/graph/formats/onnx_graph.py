@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlplace.errors import InputError
-from rlplace.graph.formats.onnx_costs import Op, attributes, is_anchor
+from rlplace.graph.formats.onnx_costs import Op, attributes, is_anchor, is_glued
 from rlplace.graph.formats.onnx_file import input_sizes, load_onnx, sink
 from rlplace.graph.formats.onnx_groups import Body, intervals
 from rlplace.graph.formats.onnx_names import group_names, module_of
@@ -165,7 +165,13 @@ class _Reader:
             for position, node in enumerate(self.body)
             if is_anchor(node.op_type, node.input, self.stored)
         ]
-        return [self._part(a, b) for a, b in intervals(Body(anchors, spans, len(self.body)))]
+        glued = frozenset(
+            position
+            for position, node in enumerate(self.body)
+            if is_glued(node.op_type, node.input, self.stored)
+        )
+        body = Body(anchors, spans, len(self.body), glued)
+        return [self._part(start, stop) for start, stop in intervals(body)]
 
     def _part(self, start: int, stop: int) -> _Part:
         nodes = tuple(self.body[start:stop])
@@ -175,11 +181,13 @@ class _Reader:
         return _Part(nodes, reads, tuple(name for name in reads if name in self.stored))
 
     def _saved(self, part: _Part) -> list[str]:
+        """Float tensors that a part keeps; inputs of the graph are there anyway."""
+        free = self.stored | self.constants | self.inputs
         return [
             name
             for node in part.nodes
             for name in self._op(node, self.low).saved()
-            if name not in self.stored and name not in self.constants
+            if self.roots.get(name, name) not in free
         ]
 
     def _hash(self, part: _Part, kept: set[str]) -> str:

@@ -2,9 +2,10 @@
 
 The nodes stay in the order of the file, which is topological, and a group is an interval of it:
 convex and deterministic. Between two neighbouring anchors (matmul-like ops and look-ups) lies at
-most one cut, at the place where the fewest tensors with a gradient are alive, then the fewest
-bytes, then the earliest. It is a cut if one tensor is alive there, so that branches stay together;
-an interval of very many anchors is cut at its best places even so.
+most one cut, at the place where the fewest tensors with a gradient are alive, then not before an
+activation function, then with the fewest elements, then the earliest. It is a cut if one tensor is
+alive there, so that branches stay together; an interval of very many anchors is cut at its best
+places even so.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ class Body:
         spans: Of each tensor that a node makes: maker, last reader, elements, and whether a
             gradient flows through it (masks and indices do not count as alive).
         size: Number of nodes.
+        glued: Positions of nodes that belong to what stands before them: activation functions.
     """
 
     anchors: Sequence[int]
     spans: Iterable[tuple[int, int, int, bool]]
     size: int
+    glued: frozenset[int] = frozenset()
 
 
 def intervals(body: Body) -> list[tuple[int, int]]:
@@ -41,7 +44,7 @@ def intervals(body: Body) -> list[tuple[int, int]]:
             alive[position] += counts
             volume[position] += elements
     places = [
-        min(range(left + 1, right + 1), key=lambda p: (alive[p], volume[p], p))
+        min(range(left + 1, right + 1), key=lambda p: (alive[p], p in body.glued, volume[p], p))
         for left, right in pairwise(body.anchors)
     ]
     cuts = [place for place in places if alive[place] <= 1]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from rlplace.graph.formats.onnx_costs import Op
+from rlplace.graph.formats.onnx_costs import Op, is_glued
 from rlplace.graph.formats.onnx_shapes import Value
 
 
@@ -98,4 +98,14 @@ def test_indices_are_kept_in_bytes() -> None:
     made = Op(node, (Value((9, 4), TensorProto.FLOAT), ids), (rows,), (True, False))
     assert made.saved() == []
     assert made.saved_bytes() == 24
+    # It reads three rows of the table, not all nine.
+    assert made.moved == 24
     assert op("MaxPool", [(1, 1, 4)], (1, 1, 2)).saved_bytes() == 16
+
+
+def test_activations_and_biases_belong_to_what_they_are_applied_to() -> None:
+    params = frozenset({"bias"})
+    assert is_glued("Relu", ["x"], params)
+    assert is_glued("Add", ["x", "bias"], params)
+    assert not is_glued("Add", ["x", "y"], params)
+    assert not is_glued("LayerNormalization", ["x", "bias"], params)

@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlplace.api import place
@@ -15,6 +16,7 @@ from rlplace.cli import main
 from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError, MissingExtraError
 from rlplace.graph.cache import load_graph, store_graph
+from rlplace.graph.capture import capture
 from rlplace.graph.formats.onnx_graph import read_onnx
 from rlplace.graph.formats.read import read_graph, read_model
 from rlplace.graph.types import Affine, OpGraph
@@ -22,6 +24,16 @@ from rlplace.plan.types import Instance
 from tests.graph.formats.onnx_files import ConvNet, Transformer, export, write
 
 IDS = torch.randint(0, 50, (2, 8))
+
+
+class MeanLoss(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.module(x).mean()
+        return loss
 
 
 def named(graph: OpGraph) -> list[tuple[str, int]]:
@@ -52,6 +64,20 @@ def test_parameters_and_flops_of_a_conv_net_equal_the_module(conv_net: Path) -> 
         with FlopCounterMode(display=False) as counter:
             module(torch.randn(batch, 3, 16, 16)).sum().backward()
         assert graph.model_flops(batch) == counter.get_total_flops()
+
+
+def test_a_conv_net_costs_what_its_capture_costs(conv_net: Path) -> None:
+    image = torch.randn(2, 3, 16, 16)
+    captured = capture(MeanLoss(ConvNet()), (image,), degrees=())
+    graph = read_onnx(conv_net)
+    assert graph.model_flops == captured.model_flops
+    for batch in (1, 8):
+        for field in ("flops", "backward_flops", "saved"):
+            one, two = (
+                sum(getattr(g.structure(i).work, field)(batch) for i in range(len(g.groups)))
+                for g in (graph, captured)
+            )
+            assert one == two, field
 
 
 def test_groups_of_a_conv_net(conv_net: Path) -> None:
@@ -102,7 +128,7 @@ def test_the_older_exporter_gives_the_same_graph(transformer: Path, folder: Path
 
 
 def test_a_named_sequence_needs_a_size(folder: Path, transformer: Path) -> None:
-    path = export(Transformer(), IDS, folder / "long.onnx", {0: "batch", 1: "length"})
+    path = export(Transformer(), IDS, folder / "long.onnx", {0: "batch", 1: "length"}, legacy=True)
     with pytest.raises(InputError, match=r"length.*need a size"):
         read_onnx(path)
     graph = read_graph(path, seq_len=8)

@@ -17,6 +17,7 @@ from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.anneal import anneal
 from rlplace.planners.data_parallel import data_parallel
 from rlplace.planners.grid import grid
+from rlplace.planners.meshes import refuse_shapeless
 from rlplace.planners.portfolio import best_of
 from rlplace.planners.remedies import shortage, smallest_changes
 from rlplace.planners.stage_solver import StageSolver
@@ -95,10 +96,13 @@ def place(
         seed: Of the policy's samples and of the annealing.
 
     Raises:
+        InputError: If no stage can have the tp degrees that the instance asks for.
         InfeasibleError: If no planner found a plan that fits; says what misses by how much, and
             the smallest changes that would help.
     """
     started = time.perf_counter()
+    if instance.tp_degrees is not None:
+        refuse_shapeless(instance)
     rng = np.random.default_rng(seed)
     cost = AnalyticCost()  # shared, so that groups are costed once
     estimator = Estimator(instance, cost)
@@ -141,12 +145,24 @@ def capture(
     module: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    cache: bool = False,
     **options: Any,
 ) -> OpGraph:
-    """Capture a module as an op graph; see `rlplace.graph.capture.capture`."""
-    from rlplace.graph.capture import capture as capture_module
+    """Capture a module as an op graph; see `rlplace.graph.capture.capture`.
 
-    return capture_module(module, args, kwargs, **options)
+    Args:
+        module: Any module that `torch.export` takes.
+        args: Positional example inputs, of a batch of at least 2.
+        kwargs: Keyword example inputs.
+        cache: Keep the graph on disk, and take it from there while neither the module's source,
+            nor its attributes, shapes and inputs, nor a version has changed.
+        options: ``loss``, ``targets``, ``batch_dim``, ``granularity``, ``degrees``, ``name``, ...
+    """
+    from rlplace.graph.capture import capture as capture_module
+    from rlplace.graph.user_model import capture_cached
+
+    return (capture_cached if cache else capture_module)(module, args, kwargs, **options)
 
 
 def run(plan: Plan, model_fn: Any, *args: Any, **options: Any) -> Measurement:

@@ -167,7 +167,8 @@ class Instance:
                 rule = (
                     f"a tp group is inside a node, and no node has more than {most} equal devices"
                 )
-                raise InputError("tp_degrees", degree, rule, most)
+                fitting = max(d for d in usable_degrees(self.graph) if d <= most)
+                raise InputError("tp_degrees", degree, rule, fitting)
 
     @cached_property
     def offered_tp(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice, permutations
 
+from rlplace.errors import InputError
 from rlplace.plan.types import Instance, Mesh
 
 #: With at most so many devices every run is allowed.
@@ -68,6 +69,20 @@ def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) 
             if any(level for level in instance.zero_levels):
                 found.append(Mesh(devices, len(nodes), per // tp, 1, tp))
     return found
+
+
+def refuse_shapeless(instance: Instance) -> None:
+    """Refuse tp degrees of which no run of devices is a whole number of groups.
+
+    Raises:
+        InputError: If no stage could have a mesh.
+    """
+    for order in device_orders(instance):
+        for first, last in runs(instance, order):
+            if mesh_shapes(instance, order[first:last], instance.global_batch):
+                return
+    rule = "no stage's devices are a whole number of such tp groups inside nodes"
+    raise InputError("tp_degrees", instance.tp_degrees, rule, (1,))
 
 
 def _whole(instance: Instance, devices: tuple[int, ...], tp: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ _FACTORS = (2, 3, 4, 6, 8, 16, 32, 64)
 #: A NIC for clusters of one node that have none: 200 Gb/s, 5 us.
 _NIC = Link(25e9, 5e-6, "ib200")
 _PER_NODE = 8
+#: Chunks of a loss that are tried.
+_CHUNKS = 8
 
 
 def smallest_changes(instance: Instance, seconds: float = 2.0) -> tuple[str, ...]:
@@ -40,6 +43,16 @@ def smallest_changes(instance: Instance, seconds: float = 2.0) -> tuple[str, ...
         found.append("an 8-bit optimizer (optimizer=adamw-8bit)")
     if instance.precision != "bf16" and _fits(instance, seconds / 8, precision="bf16"):
         found.append("bf16 weights and optimizer states (precision=bf16)")
+    if instance.attention == "math":
+        if _fits(instance, seconds / 8, attention="flash"):
+            found.append("a flash attention kernel, which keeps no score matrix (attention=flash)")
+        modes = (*instance.recompute_modes, "attention")
+        if "attention" not in instance.recompute_modes and _fits(
+            instance, seconds / 8, recompute_modes=modes
+        ):
+            found.append("redoing the core attention (recompute_modes with attention)")
+    if _has_logits(instance) and _fits(instance, seconds / 8, loss_chunks=_CHUNKS):
+        found.append(f"the loss in {_CHUNKS} chunks of tokens (loss_chunks={_CHUNKS})")
     return tuple(found)
 
 
@@ -80,21 +93,16 @@ def scaled(cluster: Cluster, factor: int) -> Cluster:
     return replace(cluster, devices=tuple(devices), nodes=joined, overrides=(), curves=())
 
 
-def _fits(
-    instance: Instance,
-    seconds: float,
-    *,
-    cluster: Cluster | None = None,
-    optimizer: str | None = None,
-    precision: str | None = None,
-) -> bool:
+def _has_logits(instance: Instance) -> bool:
+    """Whether a loss keeps class scores, all at once."""
+    works = (structure.work for structure in instance.graph.structures)
+    return instance.loss_chunks == 1 and any(work.logits_bytes(1.0) for work in works)
+
+
+def _fits(instance: Instance, seconds: float, **changes: Any) -> bool:
+    """Whether some plan fits the instance with some of its fields changed."""
     try:
-        changed = replace(
-            instance,
-            cluster=cluster or instance.cluster,
-            optimizer=optimizer or instance.optimizer,
-            precision=precision or instance.precision,
-        )
+        changed = replace(instance, **changes)
     except InputError:  # a device kind that lacks the dtype
         return False
     budget, rng = Budget(seconds=seconds), np.random.default_rng(0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.cluster.catalogue import DEVICE_KINDS
-from rlplace.cost.memory import saved, states, transient
+from rlplace.cost.memory import logits, saved, states, transient
 from rlplace.graph.types import Affine, Work
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import OPTIMIZERS, PRECISIONS, GroupChoice, Instance, Mesh
@@ -75,6 +75,33 @@ def test_activations() -> None:
     assert saved(math, _WORK, none, 2, 40.0) == 2 * (150 * 2 + 7)
     assert saved(flash, _WORK, full, 2, 40.0) == 40.0, "the inputs alone"
     assert transient(flash, _WORK, full, Mesh((0,)), 2) == 2 * 30 * 2 + 2 * (100 * 2 + 7)
+
+
+def test_redoing_the_core_attention() -> None:
+    redo, none = GroupChoice(recompute="attention"), GroupChoice()
+    flash, math = _INSTANCE, replace(_INSTANCE, attention="math")
+    assert saved(math, _WORK, redo, 2, 40.0) == saved(flash, _WORK, none, 2, 40.0)
+    assert saved(flash, _WORK, redo, 2, 40.0) == saved(flash, _WORK, none, 2, 40.0)
+    mesh = Mesh((0,))
+    more = transient(math, _WORK, redo, mesh, 2) - transient(math, _WORK, none, mesh, 2)
+    assert more == 2 * 50 * 2, "the scores of the group that is in backward"
+
+
+@pytest.mark.parametrize(("chunks", "largest"), [(1, 30.0), (2, 15.0), (8, 8.0)])
+def test_a_loss_in_chunks(chunks: int, largest: float) -> None:
+    """The class scores and the ops on them go by the chunk, down to the largest other op."""
+    work = replace(
+        _WORK,
+        saved_bytes=Affine(0.0, 400.0 + 7.0),
+        logits_bytes=Affine(0.0, 400.0),
+        chunked_transient=Affine(0.0, 8.0),
+    )
+    instance = replace(_INSTANCE, loss_chunks=chunks)
+    assert logits(instance, work, 2) == 800.0 / chunks
+    assert saved(instance, work, GroupChoice(), 2, 40.0) == 2 * (100 * 2 + 7) + 800.0 / chunks
+    assert transient(instance, work, GroupChoice(), Mesh((0,)), 2) == 2 * largest * 2
+    plain = transient(instance, _WORK, GroupChoice(), Mesh((0,)), 2)
+    assert plain == 2 * 30.0 * 2, "a group without a loss does not change"
 
 
 def test_zero_gathers_what_it_shards() -> None:

@@ -197,3 +197,34 @@ def test_saved_bytes_are_those_of_a_real_run(model: tuple[str, library.Spec]) ->
     counted = sum(4 * work.saved(4) + work.saved_bytes(4) for work in works)
     # The indices of a recommendation model are not counted, and are much of a tiny one.
     assert counted == pytest.approx(total, rel=0.1 if family == "dlrm" else 0.005)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_class_scores_are_told_apart(shift: int) -> None:
+    """8 rows of 16 features to 100 classes, with and without a shift before the loss."""
+
+    def loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy((x @ weight)[shift:], labels.long()[shift:])
+
+    work = work_of(loss, [(8, 16), (16, 100), (8,)], ["activation", "param", "constant"])
+    kept = work.logits_bytes(1)
+    assert kept == 4 * (8 - shift) * 100
+    assert 0 < work.saved_bytes(1) - kept < kept, "labels and the like"
+    assert work.transient(1) >= 2 * (8 - shift) * 100
+    assert work.chunked_transient(1) < 8 * 100
+
+
+def test_without_a_loss_over_classes_there_are_no_class_scores() -> None:
+    work = work_of(lambda x, w: (x @ w).sum(), [(8, 16), (16, 100)], ["activation", "param"])
+    assert work.logits_bytes == Affine()
+    assert work.chunked_transient == work.transient
+
+
+def test_the_part_of_the_core_attention() -> None:
+    def attention(x: Tensor, weight: Tensor) -> Tensor:
+        query, key, value = (x @ weight).chunk(3, dim=-1)
+        return F.scaled_dot_product_attention(query, key, value)
+
+    work = work_of(attention, [(1, 2, 5, 4), (4, 12)], ["activation", "param"])
+    assert work.attention_flops == Affine(2 * 2 * (5 * 5 * 4) * 2)
+    assert work.flops == work.attention_flops + Affine(2 * (2 * 5) * 4 * 12)

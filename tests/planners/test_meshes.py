@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlplace.cluster.types import Cluster
+from rlplace.errors import InputError
 from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance, Mesh
 from rlplace.planners.grid import micro_batch_counts, shapes
-from rlplace.planners.meshes import device_orders, mesh_shapes, runs
+from rlplace.planners.meshes import device_orders, mesh_shapes, refuse_shapeless, runs
 
 _FAST, _SLOW = round_kind("fast"), round_kind("slow", 0.5)
 
@@ -88,3 +91,18 @@ def test_the_grid_uses_what_the_batch_lets_it(batch: int) -> None:
 def test_a_graph_without_layouts_has_no_tensor_parallel_shapes() -> None:
     instance = Instance(chain([1e9] * 3), cluster([[_FAST] * 4]), 4)
     assert {tp for _, tp, _ in shapes(instance)} == {1}
+
+
+def test_only_the_tp_degrees_that_are_asked_for() -> None:
+    instance = replace(_instance(cluster([[_FAST] * 8])), tp_degrees=(2,))
+    found = mesh_shapes(instance, tuple(range(8)), 16)
+    assert {mesh.tp for mesh in found} == {2}
+    assert {tp for _, tp, _ in shapes(instance)} == {2}
+    refuse_shapeless(instance)
+
+
+def test_degrees_that_no_run_of_devices_can_take_are_refused() -> None:
+    """Nodes of six devices are cut into halves, thirds and sixths."""
+    instance = replace(_instance(cluster([[_FAST] * 6] * 3)), tp_degrees=(4,))
+    with pytest.raises(InputError, match="a whole number of such tp groups"):
+        refuse_shapeless(instance)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlplace.graph.types import Affine
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import Instance
 from rlplace.planners.grid import grid
@@ -64,3 +65,25 @@ def test_nodes_keep_their_links() -> None:
     grown = scaled(base, 2)
     assert [node.nic for node in grown.nodes] == [base.nodes[0].nic] * 4
     assert [device.node for device in grown.devices] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_the_kernel_and_what_it_keeps_are_changes() -> None:
+    """Score matrices are most of what a math kernel keeps; flash has nothing to redo."""
+    plain = chain([1e9] * 4)
+    structures = tuple(
+        replace(s, work=replace(s.work, score_floats=Affine(0.0, 1e6))) for s in plain.structures
+    )
+    kind = round_kind(memory=3.5e6)
+    instance = Instance(
+        replace(plain, structures=structures),
+        cluster([[kind]]),
+        1,
+        attention="math",
+        memory_margin=0.0,
+        recompute_modes=("none",),
+    )
+    changes = " ".join(smallest_changes(instance, seconds=20.0))
+    assert "attention=flash" in changes
+    assert "redoing the core attention" in changes
+    flash = replace(instance, attention="flash", cluster=cluster([[round_kind(memory=1.0)]]))
+    assert "attention" not in " ".join(smallest_changes(flash, seconds=20.0))

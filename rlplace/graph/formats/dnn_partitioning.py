@@ -46,6 +46,12 @@ class _Edge(BaseModel):
     size: Amount = 0.0
 
 
+class _Table(BaseModel):
+    cols: list[str]
+    nodes: list[list[Any]]
+    edges: list[tuple[int, int, Amount]]
+
+
 class _File(BaseModel):
     maxSizePerFPGA: Amount
     maxFPGAs: Count
@@ -95,25 +101,17 @@ def read_dnn_partitioning(data: Any, name: str) -> GivenInstance:
 
 def _rows_to_objects(data: Any, name: str) -> Any:
     """The table form as the published one; anything else is returned as it is."""
-    columns = data.get("cols") if isinstance(data, dict) else None
-    if columns is None:
+    if not isinstance(data, dict) or "cols" not in data:
         return data
-    nodes = [
-        {"id": position, **_row(columns, row, f"{name}: nodes.{position}")}
-        for position, row in enumerate(data.get("nodes", []))
-    ]
-    ends = ["sourceId", "destId", "cost"]
-    edges = [
-        _row(ends, row, f"{name}: edges.{position}")
-        for position, row in enumerate(data.get("edges", []))
-    ]
+    table = parse(_Table, data, name)
+    nodes = []
+    for position, row in enumerate(table.nodes):
+        if len(row) != len(table.cols):
+            rule = f"must be a list of {', '.join(table.cols)}"
+            raise InputError(f"{name}: nodes.{position}", row, rule)
+        nodes.append({"id": position, **dict(zip(table.cols, row, strict=True))})
+    edges = [{"sourceId": src, "destId": dst, "cost": cost} for src, dst, cost in table.edges]
     return {**data, "nodes": nodes, "edges": edges}
-
-
-def _row(columns: list[str], row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, list) or len(row) != len(columns):
-        raise InputError(where, row, f"must be a list of {', '.join(map(str, columns))}")
-    return dict(zip(columns, row, strict=True))
 
 
 def _edges(file: _File, name: str) -> tuple[list[FileEdge], list[float]]:

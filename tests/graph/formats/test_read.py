@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,37 @@ def test_a_file_of_several_graphs_asks_for_a_name(tmp_path: Path) -> None:
 def test_unknown_content_is_refused(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         read_instance(written(tmp_path, content))
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value inside JSON data."""
+    pairs = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in pairs if isinstance(data, dict | list) else ():
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("make", [dnn_partitioning, dnn_partitioning_table, piper, doppler, giph])
+@pytest.mark.parametrize("damage", ["absent", None, "text", -7, {}])
+def test_damage_anywhere_is_an_input_error_or_harmless(
+    make: Callable[[], Any], damage: Any, tmp_path: Path
+) -> None:
+    refused = 0
+    for *way, last in places(make()):
+        data = make()
+        inner = data
+        for key in way:
+            inner = inner[key]
+        if damage == "absent":
+            del inner[last]
+        else:
+            inner[last] = damage
+        try:
+            read_instances(written(tmp_path, data))
+        except InputError:
+            refused += 1
+    assert refused > 0
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

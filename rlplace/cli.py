@@ -345,7 +345,7 @@ def _graph(
     degrees = tuple(sorted({*TP_DEGREES, *((tp,) if tp and tp > 1 else ())}))
     number = int(granularity) if granularity.isdigit() else granularity
     if is_user_model(model):
-        return capture_user_model(model, granularity=number, degrees=degrees)
+        return capture_user_model(model, seq_len=seq_len, granularity=number, degrees=degrees)
     if granularity == "fine":
         return library.build(model, seq_len=seq_len, degrees=degrees)
     import torch

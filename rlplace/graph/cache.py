@@ -1,8 +1,8 @@
-"""Captured graphs on disk, so that a library model is captured once on a machine.
+"""Captured graphs on disk, so that a model is captured once on a machine.
 
-A file's name is the hash of all that its content depends on: the model, how it is captured, the
-versions of rlplace, torch and transformers, and the source of this room. Reading imports none of
-them.
+A file's name is the hash of all that its content depends on: the model (of the library by name and
+shape, a user's own by `rlplace.graph.model_key`), how it is captured, the versions of rlplace,
+torch and transformers, and the source of this room. Reading imports none of them.
 """
 
 from __future__ import annotations

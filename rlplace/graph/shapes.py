@@ -51,6 +51,14 @@ def size_of(value: Tensor, batch: int) -> int:
     return size
 
 
+def is_straight(value: Tensor) -> bool:
+    """Whether the elements of an exported tensor are a line over the batch."""
+    if sum(isinstance(dim, torch.SymInt) for dim in value.shape) == 0:
+        return True
+    far = 2 * BATCHES[1]
+    return elements(value)(far) == size_of(value, far)
+
+
 def elements(value: Tensor) -> Affine:
     """Elements of an exported tensor as a line over the batch."""
     low, high = (float(size_of(value, batch)) for batch in BATCHES)

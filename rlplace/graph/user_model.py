@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import InputError, nearest_names
+from rlplace.graph.cache import cache_path, load_graph, store_graph
 from rlplace.graph.types import OpGraph
 
 if TYPE_CHECKING:
     from torch import nn
 
-Factory = Callable[[], "tuple[nn.Module, dict[str, Any]]"]
+Factory = Callable[..., Any]
 
 
 def is_user_model(name: str) -> bool:
@@ -41,25 +43,76 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
-def capture_user_model(name: str, **options: Any) -> OpGraph:
-    """Call the function and capture what it returns: (module, keyword inputs of a batch of 2+).
+def capture_user_model(name: str, *, seq_len: int | None = None, **options: Any) -> OpGraph:
+    """Call the function and capture what it returns; the cache answers a second time.
+
+    The function returns ``(module, inputs)`` or ``(module, inputs, options)``: inputs are a dict of
+    keywords or a tuple of positional ones, of a batch of 2 or more, and options those of
+    `rlplace.graph.capture.capture` that the model needs (``loss``, ``targets``, ``batch_dim``).
 
     Args:
         name: As in `load_factory`.
+        seq_len: Given to the function, which must have an argument of that name.
         options: Of `rlplace.graph.capture.capture`.
 
     Raises:
-        InputError: If it returns something else.
+        InputError: If it returns something else, or takes no ``seq_len``.
         CaptureError: If `torch.export` refuses the module.
     """
-    from rlplace.graph.capture import capture
-
-    made = load_factory(name)()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], dict)):
-        rule = "the function returns (module, dict of keyword example tensors)"
+    factory = load_factory(name)
+    made = factory(**_arguments(name, factory, seq_len))
+    sized = isinstance(made, tuple) and len(made) in (2, 3)
+    if not sized or not isinstance(made[1], dict | tuple) or not isinstance(made[-1], dict | tuple):
+        rule = (
+            "the function returns (module, inputs) or (module, inputs, options); inputs are a dict "
+            "of keyword example tensors, or a tuple of positional ones"
+        )
         raise InputError("model", name, rule)
-    module, inputs = made
-    return capture(module, kwargs=inputs, name=name, **options)
+    module, inputs = made[:2]
+    args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), inputs)
+    chosen = {"name": name, **(made[2] if len(made) == 3 else {}), **options}
+    return capture_cached(module, args, kwargs, factory=factory, **chosen)
+
+
+def capture_cached(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    factory: Callable[..., Any] | None = None,
+    **options: Any,
+) -> OpGraph:
+    """As `rlplace.graph.capture.capture`, with the graph kept on disk.
+
+    It is found again while nothing changes that the capture depends on, see
+    `rlplace.graph.model_key`. What has no source file is captured every time.
+
+    Args:
+        module: As for a capture, like all that is not named here.
+        args: Positional inputs.
+        kwargs: Keyword inputs.
+        factory: The function that made the module.
+        options: The rest.
+    """
+    from rlplace.graph.capture import capture
+    from rlplace.graph.model_key import model_key
+
+    key = model_key(module, (args, dict(kwargs or {})), options, factory)
+    path = cache_path({"module": key}) if key is not None else None
+    if path is not None and (found := load_graph(path)) is not None:
+        return found
+    graph = capture(module, args, kwargs, **options)
+    if path is not None:
+        store_graph(path, graph)
+    return graph
+
+
+def _arguments(name: str, factory: Callable[..., Any], seq_len: int | None) -> dict[str, Any]:
+    if seq_len is None:
+        return {}
+    if "seq_len" not in inspect.signature(factory).parameters:
+        raise InputError("seq_len", seq_len, f"{name} has no argument seq_len")
+    return {"seq_len": seq_len}
 
 
 def _load_file(path: Path) -> ModuleType:

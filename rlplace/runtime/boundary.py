@@ -14,6 +14,7 @@ from torch import fx
 
 from rlplace.errors import InputError
 from rlplace.graph.program import Program
+from rlplace.graph.regions import stops_gradient
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 
@@ -137,6 +138,7 @@ def needs_gradient(program: Program) -> set[str]:
     for node in program.exported.graph.nodes:
         value = node.meta.get("val")
         floats = not isinstance(value, torch.Tensor) or value.dtype.is_floating_point
-        if floats and any(source.name in needs for source in node.all_input_nodes):
+        flows = floats and not stops_gradient(node)
+        if flows and any(source.name in needs for source in node.all_input_nodes):
             needs.add(node.name)
     return needs

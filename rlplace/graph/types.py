@@ -154,8 +154,9 @@ class Layout:
     Args:
         name: ``replicate`` (every device does everything), ``shard`` (found by propagation, reads
             and writes whole tensors), ``sequence`` (the same, but sequences are cut between the
-            groups), ``expert`` (whole experts on each device), ``shard-through`` (other activations are cut between the groups) or
-            ``context`` (on the cp axis: sequences are cut, parameters are whole).
+            groups), ``shard-through`` (other activations are cut between the groups), ``expert``
+            (each device has whole experts) or ``context`` (on the cp axis: sequences are cut,
+            parameters are whole).
         degree: Size of the axis.
         work: What one device does.
         collectives: What it sends, forward and backward. On the cp axis the gradients of the

@@ -6,6 +6,7 @@ ranks get the local programs as source text, so that they need no model, no expo
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -18,7 +19,8 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, fx
+from torch._library.custom_ops import OPDEFS
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from rlplace.errors import RankFailedError
@@ -107,6 +109,7 @@ class _Local:
         degree: Size of the axis.
         source: Python text of the local program.
         names: Global names in it: objects, or ``module:NAME``.
+        modules: Modules that register the custom ops in it.
         inputs: Whole values.
         placements: Of the inputs.
         summands: Whether the gradient of an input is left as a summand.
@@ -120,6 +123,7 @@ class _Local:
     degree: int
     source: str
     names: dict[str, Any]
+    modules: list[str]
     inputs: list[Any]
     placements: list[Placement]
     summands: list[bool]
@@ -215,6 +219,7 @@ def _prepare(case: Case) -> _Local:
         case.assignment.degree,
         code.src,
         names,
+        _op_modules(module),
         list(case.inputs),
         placements,
         summands,
@@ -225,8 +230,18 @@ def _prepare(case: Case) -> _Local:
     )
 
 
+def _op_modules(module: fx.GraphModule) -> list[str]:
+    """Where the custom ops of a graph are registered: a rank must import it."""
+    leaves = torch.utils._pytree.tree_leaves([(n.target, n.args) for n in module.graph.nodes])
+    ops = {leaf._schema.name for leaf in leaves if isinstance(leaf, torch._ops.OpOverload)}
+    known = [OPDEFS[op] for op in sorted(ops) if op in OPDEFS]
+    return [definition._init_fn.__module__ for definition in known]
+
+
 def _run_local(case: _Local, axis: Axis) -> Deviation:
     """Run the local program, and compare."""
+    for name in case.modules:
+        importlib.import_module(name)
     scope: dict[str, Any] = {
         name: sys.modules[value[7:]] if isinstance(value, str) else value
         for name, value in case.names.items()

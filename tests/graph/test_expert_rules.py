@@ -1,0 +1,184 @@
+"""Whole experts on each device, for the experts of a tiny Mixtral."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlplace.graph.axis import MetaAxis, use_axis
+from rlplace.graph.axis_experts import own_rows, put_rows
+from rlplace.graph.expert_rules import GROUPED, ROUTED, expert_pins
+from rlplace.graph.layouts import find_layouts, solve
+from rlplace.graph.library import spec
+from rlplace.graph.lower import Assignment
+from rlplace.graph.nodes import op_name
+from rlplace.graph.program import Piece, export_program, extract
+from rlplace.graph.types import Layout, Partial, Shard
+from rlplace.runtime.shard_check import Case, Deviation, check_ranks, deviation
+
+EXPERTS, TOP_K, HIDDEN, FFN, LENGTH, BATCH = 4, 2, 16, 24, 8, 3
+
+
+def _load(name: str) -> Any:
+    path = Path(__file__).parent / f"{name}.py"
+    spec_ = importlib.util.spec_from_file_location(name, path)
+    assert spec_ is not None
+    assert spec_.loader is not None
+    module = importlib.util.module_from_spec(spec_)
+    sys.modules[name] = module
+    spec_.loader.exec_module(module)
+    return module
+
+
+on_threads = _load("thread_axis").on_threads
+
+
+class _Block(nn.Module):
+    """The router and the experts of a layer, which return more than the hidden state."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Any = self.block(x)
+        return out[0] if isinstance(out, tuple) else out
+
+
+@cache
+def _pieces() -> tuple[Piece, Piece, list[Any], tuple[str, ...]]:
+    """The group on the CPU and on the meta device, values for it, and what gets a gradient."""
+    torch.manual_seed(0)
+    model: Any = spec(
+        "mixtral", layers=1, hidden=HIDDEN, heads=4, kv_heads=2, ffn=FFN, vocab=32,
+        seq_len=LENGTH, experts=EXPERTS, top_k=TOP_K,
+    ).make()  # fmt: skip
+    block = next(m for n, m in model.named_modules() if n.endswith("layers.0.mlp"))
+    block = _Block(block).double().train()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(BATCH, LENGTH, HIDDEN, dtype=torch.float64)
+    program = export_program(block, (x,))
+    names = [node.name for node in program.nodes]
+    piece = extract(program, names, device="cpu")
+    states = dict(block.named_parameters())
+    given = [states[name].detach().requires_grad_() for _, name in piece.states]
+    grads = (*(place for place, _ in piece.states), *piece.inputs)
+    return piece, extract(program, names), [*given, x.requires_grad_()], grads
+
+
+def _experts(degree: int) -> Assignment:
+    piece, _, _, grads = _pieces()
+    assignment = solve(piece, degree, grads, expert_pins(piece, degree))
+    assert assignment is not None
+    return assignment
+
+
+def _layout(degree: int) -> Layout:
+    _, meta, _, grads = _pieces()
+    roles: Any = ["param"] * len(meta.states) + ["activation"]
+    (layout,) = [each for each in find_layouts(meta, degree, roles, grads) if each.name == "expert"]
+    return layout
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_each_device_runs_its_own_experts_and_the_sum_is_made_once(degree: int) -> None:
+    piece, _, _, _ = _pieces()
+    assignment = _experts(degree)
+    first, second = (n for n in piece.module.graph.nodes if op_name(n) in GROUPED)
+
+    assert assignment.strategy(first).output == ROUTED
+    assert assignment.strategy(second).reads[0] == ROUTED
+    assert assignment.strategy(second).output == Partial()
+    assert sorted(n for n, p in assignment.states.items() if p == Shard(0)) == [
+        place for place, name in sorted(piece.states) if "experts" in name
+    ]
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_outputs_gradients_and_traffic_on_threads(degree: int) -> None:
+    piece, _, inputs, _ = _pieces()
+    case = Case("experts", piece, _experts(degree), inputs)
+
+    worst: list[Deviation] = on_threads(degree, lambda axis: deviation(case, axis))
+
+    rows = BATCH * LENGTH * TOP_K
+    for each in worst:
+        assert each.outputs < 1e-12
+        assert each.gradients < 1e-12
+        assert [(sent[0], sent[1]) for sent in each.sent] == [("all_reduce", rows * HIDDEN)] * 2
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_the_layout_says_what_is_sent_and_shares_the_work(degree: int) -> None:
+    layout, whole = _layout(degree), _layout(2)
+
+    rows = LENGTH * TOP_K
+    sent = [(c.kind, c.phase, c.floats(BATCH)) for c in layout.collectives]
+    assert sent == [
+        ("all_reduce", "forward", BATCH * rows * HIDDEN),
+        ("all_reduce", "backward", BATCH * rows * HIDDEN),
+    ]
+    grouped = 2.0 * rows * (HIDDEN * 2 * FFN + FFN * HIDDEN)
+    router = 2.0 * LENGTH * HIDDEN * EXPERTS
+    assert layout.work.flops(BATCH) == BATCH * (grouped / degree + router)
+    experts = EXPERTS * 3 * FFN * HIDDEN
+    assert layout.work.params == experts // degree + EXPERTS * HIDDEN
+    assert layout.work.saved(BATCH) < whole.work.saved(BATCH) or degree == 2
+
+
+def test_experts_that_the_degree_does_not_divide_stay_where_they_are() -> None:
+    piece, _, _, _ = _pieces()
+
+    assert expert_pins(piece, 3) == {}
+    assert expert_pins(piece, 8) == {}
+    assert set(expert_pins(piece, 4).values()) == {Shard(0)}
+
+
+def test_without_pinned_experts_no_value_is_routed() -> None:
+    piece, _, _, grads = _pieces()
+    assignment = solve(piece, 2, grads)
+
+    assert assignment is not None
+    assert ROUTED not in [strategy.output for strategy in assignment.strategies.values()]
+
+
+@pytest.mark.parametrize("ends", [[2, 2, 5, 8], [0, 0, 0, 8], [8, 8, 8, 8], [0, 3, 3, 8]])
+def test_the_rows_of_all_devices_are_all_rows(ends: list[int]) -> None:
+    rows, counts = torch.randn(8, 3), torch.tensor(ends)
+
+    def there_and_back(axis: Any) -> Tensor:
+        with use_axis(axis):
+            return put_rows(own_rows(rows, 2, counts), 2, counts, len(rows))
+
+    assert torch.equal(sum(on_threads(2, there_and_back)), rows)  # type: ignore[arg-type]
+
+
+def test_devices_without_numbers_have_equal_shares() -> None:
+    with use_axis(MetaAxis(4)):
+        assert (
+            own_rows(torch.empty(8, 3, device="meta"), 1, torch.empty(4, device="meta")).shape[0]
+            == 2
+        )
+
+
+@pytest.mark.dist
+def test_outputs_gradients_and_traffic_on_gloo_ranks() -> None:
+    piece, _, inputs, _ = _pieces()
+    cases = [Case(str(degree), piece, _experts(degree), inputs) for degree in (2, 4)]
+
+    reports = check_ranks(cases, 4)
+
+    for degree in (2, 4):
+        promised = [(c.kind, int(c.floats(BATCH))) for c in _layout(degree).collectives]
+        for each in reports[str(degree)]:
+            assert each.outputs < 1e-12
+            assert each.gradients < 1e-12
+            assert [(sent[0], sent[1]) for sent in each.sent] == promised

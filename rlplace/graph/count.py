@@ -21,6 +21,7 @@ Rules of the counts, op by op as they reach the kernels:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from rlplace.graph.fusion import Launch, fuse, traffic
 from rlplace.graph.shapes import BATCHES
 from rlplace.graph.types import Affine, Work
 
@@ -45,6 +47,7 @@ _FREE = {"_unsafe_view", "detach", "lift_fresh", "empty", "empty_like", "empty_s
 _FREE |= {"new_empty", "new_empty_strided"}
 #: What these keep (log-probabilities) is in fp32 at every precision.
 _FP32_SAVERS = {"cross_entropy_loss", "vocab_cross_entropy", "log_softmax", "_log_softmax"}
+_FP32_SAVERS |= {"row_cross_entropy"}
 _LOOKUPS = {"embedding", "_embedding_bag", "index", "index_select", "gather"}
 _OVERWRITES = {"copy_", "fill_", "zero_"}
 
@@ -99,6 +102,9 @@ def count(
         kernels=sum(op.phase == "forward" for op in high.ops),
         moved=line(lambda tape: tape.sum("moved", "forward")),
         backward_moved=line(lambda tape: tape.sum("moved", "backward")),
+        fused_kernels=len(high.fused("forward")),
+        fused_moved=line(lambda tape: sum(tape.fused("forward"))),
+        fused_backward_moved=line(lambda tape: sum(tape.fused("backward"))),
         attention_flops=line(lambda tape: tape.attention_flops),
         score_floats=line(lambda tape: tape.scores),
         saved=line(lambda tape: tape.saved()[0]),
@@ -118,9 +124,13 @@ class _Op:
     """One op that launched something: elements of each float storage that it touched."""
 
     phase: _Phase
-    flops: int
     moved: int
     touched: dict[int, int]
+    launch: Launch
+
+    @property
+    def flops(self) -> int:
+        return self.launch.flops
 
 
 @dataclass
@@ -139,6 +149,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     wide: set[int] = field(default_factory=set)
     alive: list[Any] = field(default_factory=list)
     outputs: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor] = ()
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -154,20 +165,28 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         flops = _flops(func, args, kwargs or {}, out)
         reads, writes = _tensors((args, kwargs)), _tensors(out)
-        if name in _LOOKUPS:
-            reads = writes
-        elif name in _OVERWRITES:
+        if name in _OVERWRITES:
             reads = reads[1:]
-        self.record(flops, reads, writes)
+        self.record(flops, reads, writes, looks_up=name in _LOOKUPS)
         return out
 
-    def record(self, flops: int, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
-        """Write an op down."""
-        distinct = {id(tensor): tensor for tensor in reads if tensor.is_floating_point()}
+    def record(
+        self,
+        flops: int,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        looks_up: bool = False,
+    ) -> None:
+        """Write an op down; one that looks something up reads as much of it as it writes."""
         floats = [tensor for tensor in writes if tensor.is_floating_point()]
-        moved = sum(map(_stored, distinct.values())) + sum(map(_stored, floats))
-        touched = {_key(tensor): _stored(tensor) for tensor in (*distinct.values(), *floats)}
-        self.ops.append(_Op(self.phase, flops, moved, touched))
+        distinct = {id(tensor): tensor for tensor in reads if tensor.is_floating_point()}
+        counted = floats if looks_up else list(distinct.values())
+        moved = sum(map(_stored, counted)) + sum(map(_stored, floats))
+        touched = {_key(tensor): _stored(tensor) for tensor in (*counted, *floats)}
+        written = {_key(tensor): _stored(tensor) for tensor in floats}
+        most = sum(written.values()) if looks_up else math.inf
+        read = {_key(tensor): int(min(_stored(tensor), most)) for tensor in distinct.values()}
+        self.ops.append(_Op(self.phase, moved, touched, Launch(flops, read, written)))
 
     def keep(self, tensor: Tensor) -> Tensor:
         """The pack hook: what autograd saves. Detached, so that no output refers to itself."""
@@ -179,6 +198,12 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def sum(self, quantity: Literal["flops", "moved"], phase: _Phase) -> int:
         """Sum over the ops of a phase."""
         return sum(getattr(op, quantity) for op in self.ops if op.phase == phase)
+
+    def fused(self, phase: _Phase) -> list[int]:
+        """Float elements that each kernel of a phase moves where memory-bound ops are fused."""
+        launches = [op.launch for op in self.ops if op.phase == phase]
+        kept = {_key(tensor) for tensor in (*self.kept, *self.outputs, *self.gradients)}
+        return traffic(launches, fuse(launches), kept)
 
     def saved(self) -> tuple[float, float]:
         """(float elements, other bytes) of the storages that autograd keeps.
@@ -226,6 +251,7 @@ def _run(
         if sources and ends:
             seeds = [torch.empty_like(out) for out in ends]
             gradients = torch.autograd.grad(ends, sources, seeds, allow_unused=True)
+            tape.gradients = [gradient for gradient in gradients if gradient is not None]
             _forget_states(tape, zip(sources, gradients, strict=True))
     return tape
 
@@ -306,9 +332,11 @@ class _Flash(torch.autograd.Function):
     ) -> Tensor:
         """Two matmuls: the scores, and the sum over values."""
         *lead, rows, _ = query.shape
-        # Kernels lay their output out as (batch, row, head, feature).
-        out = query.new_empty(*lead[:-1], rows, *lead[-1:], value.shape[-1])
-        out = out.transpose(-2, -3) if lead else out
+        if value.shape[-1] == query.shape[-1]:
+            out = torch.empty_like(query)  # kernels lay their output out as the query is
+        else:
+            out = query.new_empty(*lead[:-1], rows, *lead[-1:], value.shape[-1])
+            out = out.transpose(-2, -3) if lead else out
         log_sums = query.new_empty(query.shape[:-1])
         ctx.save_for_backward(query, key, value, out, log_sums, mask)
         ctx.tape = tape

@@ -144,9 +144,12 @@ def extract(
     for name in (*(name for name, _ in states), *inputs, *reads):
         copies[by_name[name]] = graph.placeholder(name)
         copies[by_name[name]].meta = dict(by_name[name].meta)
+    outside = {by_name[name] for name in reads}
     for node in nodes:
         copies[node] = graph.node_copy(node, lambda source: copies[source])
         _move(copies[node], torch.device(device))
+        if writes_in_place(node) and node.args[0] in outside:
+            copies[node].target = _out_of_place(node.target)
     graph.output(tuple(copies[by_name[name]] for name in writes))
     piece = fx.GraphModule(torch.nn.Module(), graph)
     return Piece(piece, states, inputs, reads, tuple(writes))
@@ -178,6 +181,15 @@ def writes_in_place(node: fx.Node) -> bool:
     """Whether an op writes into its first argument."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _out_of_place(target: Any) -> Any:
+    """``add`` for ``add_``: what a piece reads is another's, and a leaf of its backward pass.
+
+    Groups are cut so that nothing else reads a tensor after it was written into.
+    """
+    packet = getattr(torch.ops.aten, target._schema.name.removeprefix("aten::").rstrip("_"), None)
+    return getattr(packet, target._overloadname, target)
 
 
 def base_of(node: fx.Node) -> fx.Node:

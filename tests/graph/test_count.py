@@ -195,8 +195,10 @@ def test_saved_bytes_are_those_of_a_real_run(model: tuple[str, library.Spec]) ->
         module(**inputs)
     works = [graph.structure(group.index).work for group in graph.groups]
     counted = sum(4 * work.saved(4) + work.saved_bytes(4) for work in works)
-    # The indices of a recommendation model are not counted, and are much of a tiny one.
-    assert counted == pytest.approx(total, rel=0.1 if family == "dlrm" else 0.005)
+    # The indices of a recommendation model are not counted, and are much of a tiny one. What two
+    # branches of a ResNet read is saved by both of their groups, which may be on two devices.
+    close = {"dlrm": 0.1, "resnet": 0.05}
+    assert counted == pytest.approx(total, rel=close.get(family, 0.005))
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -228,3 +230,14 @@ def test_the_part_of_the_core_attention() -> None:
     work = work_of(attention, [(1, 2, 5, 4), (4, 12)], ["activation", "param"])
     assert work.attention_flops == Affine(2 * 2 * (5 * 5 * 4) * 2)
     assert work.flops == work.attention_flops + Affine(2 * (2 * 5) * 4 * 12)
+
+
+def test_fused_kernels_move_less(model: tuple[str, library.Spec]) -> None:
+    """Matmuls stay, what is between them is read once and written once."""
+    graph = library.build(model[1].name)
+    works = [structure.work for structure in graph.structures]
+    assert all(work.fused_kernels <= work.kernels for work in works)
+    assert all(work.fused_moved(4) <= work.moved(4) for work in works)
+    assert all(work.fused_backward_moved(4) <= work.backward_moved(4) for work in works)
+    assert sum(work.fused_kernels for work in works) < sum(work.kernels for work in works)
+    assert all(work.fused_kernels >= work.matmuls for work in works)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from rlplace.graph.attention_layout import lay_out_attention
 from rlplace.graph.count import Count, Role, count
 from rlplace.graph.drafts import Draft
 from rlplace.graph.layouts import find_bordered, find_layouts, legal_cuts_of
@@ -30,6 +31,7 @@ class Structures:
     _kept: set[fx.Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        lay_out_attention(self.program)
         self._grads = _requiring_grad(self.program)
         self._params = self.program.exported.graph_signature.inputs_to_parameters
 

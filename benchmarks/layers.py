@@ -1,8 +1,8 @@
 """How the analysis of a model grows with its equal layers.
 
-Seconds of the export, of cutting it into groups, and of counting and finding the layouts of what
-is distinct, for a model with more and more equal layers. Equal layers are analysed once, so the
-last column should hardly grow. Best of several repeats, in one process, after a warm-up.
+CPU seconds of the export, of cutting it into groups, and of counting and finding the layouts of
+what is distinct, for a model with more and more equal layers. Equal layers are analysed once, so
+the last column should hardly grow. Best of several repeats, in one process, after a warm-up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlplace.graph.types import TP_DEGREES
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a model with `layers` layers."""
+    """CPU seconds of a model with `layers` layers."""
 
     layers: int
     groups: int
@@ -45,15 +45,15 @@ def row_of(family: str, layers: int, repeats: int) -> Row:
         module = spec.make()
     rows = []
     for _ in range(repeats):
-        times = [time.perf_counter()]
+        times = [time.process_time()]
         program = export_program(module, (), empty(spec.shape, 2))
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         drafts = drafts_of(program, coarsen(program))
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         structures = Structures(program, TP_DEGREES, frozenset())
         for draft in drafts:
             structures.index(draft)
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         seconds = [after - before for before, after in pairwise(times)]
         rows.append(Row(layers, len(drafts), len(structures.found), *seconds))
     return Row(

@@ -1,10 +1,10 @@
 """What every model of the library is, and what its capture costs.
 
-Each model is captured in a process of its own without the cache: seconds are those of
-`library.build` alone, of which the imports of torch and of the model's library are told apart, and
-the peak memory is that of the whole process, imports included. FLOPs and saved bytes are of the
-forward pass of one sample (saved floats at 4 bytes each, attention by a flash kernel); what does
-not grow with the batch is left out of them.
+Each model is captured in a process of its own without the cache. Seconds are those of
+`library.build` alone, on the clock and of the CPU (which says more on a busy machine); those of the
+imports of torch and of what the family needs stand apart. The peak memory is that of the whole
+process, imports included. FLOPs and saved bytes are of the forward pass of one sample (saved floats
+at 4 bytes each, attention by a flash kernel), without what does not grow with the batch.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Row:
     flops: float
     saved_bytes: float
     capture_seconds: float
+    capture_cpu_seconds: float
     import_seconds: float
     peak_rss: int
 
@@ -58,9 +59,9 @@ def row_of(name: str) -> Row:
     family, _ = MODELS[name]
     with torch.device("meta"):  # imports what the family needs, which is of no interest here
         make(MODELS[f"{'gat' if name.startswith('gat') else _tiny(family)}-tiny"][1])
-    imported = time.perf_counter()
+    imported, busy = time.perf_counter(), time.process_time()
     graph = library.build(name, cache=False)
-    done = time.perf_counter()
+    done, spent = time.perf_counter(), time.process_time()
     works = [graph.structure(group.index).work for group in graph.groups]
     return Row(
         name,
@@ -72,6 +73,7 @@ def row_of(name: str) -> Row:
         sum(work.flops.per_sample for work in works),
         sum(4 * work.saved.per_sample + work.saved_bytes.per_sample for work in works),
         done - imported,
+        spent - busy,
         imported - started,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
@@ -98,9 +100,18 @@ def table_of(rows: list[Row]) -> Table:
     table = Table(title=title)
     for column in ("model", "family"):
         table.add_column(column, no_wrap=True)
-    for column in ("ops", "groups", "distinct", "params", "GFLOPs", "saved", "capture", "imports"):
+    for column in (
+        "ops",
+        "groups",
+        "distinct",
+        "params",
+        "GFLOPs",
+        "saved",
+        "capture",
+        "CPU",
+        "imports",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("peak RSS", justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row.name,
@@ -112,6 +123,7 @@ def table_of(rows: list[Row]) -> Table:
             f"{row.flops / 1e9:,.2f}",
             format_bytes(row.saved_bytes),
             f"{row.capture_seconds:.1f} s",
+            f"{row.capture_cpu_seconds:.1f} s",
             f"{row.import_seconds:.1f} s",
             f"{row.peak_rss / _GIB:.2f} GiB",
         )

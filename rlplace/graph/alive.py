@@ -3,10 +3,10 @@
 Not counted are tensors that have nothing to do with the place itself:
 
 - *background*: several elements of a repeated module read it (an encoder's output, a shared
-  position bias);
-- *passing*: it is made and read far away, so that it passes over several parts of the model (the
-  long skip of a UNet, the output of another tower). The residual of a block passes over one part,
-  and counts;
+  position bias), or it is concatenated again and again (the features of a dense block);
+- *passing*: it is made, or was last read, far away and is read next far away, so that it passes
+  over several parts of the model (the long skip of a UNet, the output of another tower). The
+  residual of a block passes over one part, and counts;
 - *idle*: it waits to be joined with what is computed meanwhile and does not depend on it (the
   output of the first of two siamese towers).
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -147,9 +147,10 @@ def _positions(
     for node in (*body, *_float_inputs(program)):
         readers = sorted((user for user in node.users if user in live), key=order.__getitem__)
         if readers and not distance.is_background(readers):
-            first, last = order.get(node, order[readers[0]]), order[readers[-1]]
-            if not distance.passes(first, last, readers):
-                count.add(first + 1, last, 1)
+            stops = [order[reader] for reader in readers]
+            for start, stop in pairwise([order.get(node, stops[0]), *stops]):
+                if not distance.passes(start, stop):
+                    count.add(start + 1, stop, 1)
     paths = [module_path(node).split(".") for node in body]
     found: list[Position | None] = [None]
     totals = zip(illegal.totals(), count.totals(), size.totals(), strict=True)
@@ -194,22 +195,19 @@ class _Distance:
         matmuls = anchors.matmuls(0, len(body))
         self._sizes = Counter(prefix for i in matmuls for prefix in _prefixes(self._paths[i]))
 
-    def passes(self, start: int, stop: int, readers: Sequence[fx.Node]) -> bool:
-        """Whether what `start` makes, or reads, has nothing to do with all before `stop`."""
+    def passes(self, start: int, stop: int) -> bool:
+        """Whether a tensor made or read at `start`, and then at `stop`, just passes in between."""
         matmuls = self._anchors.matmuls(start + 1, stop)
         if len(matmuls) > NEAR or len(matmuls) < 2 * PART:
             return len(matmuls) > NEAR
-        read = {prefix for node in readers for prefix in _prefixes(_call_path(node))}
-        if self._passes_parts(start, stop, matmuls, read):
+        if self._passes_parts(start, stop, matmuls):
             return True
         joins = kind(self._body[stop]) in JOINS | SUMS
         return joins and not self._below([start], stop) & set(matmuls)
 
-    def _passes_parts(
-        self, start: int, stop: int, matmuls: Sequence[int], read: Collection[str]
-    ) -> bool:
-        """Whether parts of the model lie in between, none of which reads the tensor, in a row."""
-        paths = [[p for p in self._within(i, start, stop) if p not in read] for i in matmuls]
+    def _passes_parts(self, start: int, stop: int, matmuls: Sequence[int]) -> bool:
+        """Whether several parts of the model lie in between, in a row."""
+        paths = [list(self._within(index, start, stop)) for index in matmuls]
         for depth in range(max(map(len, paths))):
             parts: dict[str, list[int]] = {}
             for index, path in zip(matmuls, paths, strict=True):
@@ -222,10 +220,12 @@ class _Distance:
         return False
 
     def is_background(self, readers: Sequence[fx.Node]) -> bool:
-        """Whether several elements of one repeated module read a tensor.
+        """Whether several elements of one repeated module read a tensor, or several joins.
 
         Repeated are ``layers.3``, and ``layer3`` if it is a part of the model.
         """
+        if sum(kind(node) in JOINS for node in readers) > 1:
+            return True
         found: dict[str, set[str]] = {}
         for node in readers:
             for prefix in _prefixes(module_path(node)):
@@ -283,10 +283,15 @@ def _base(node: fx.Node, order: Mapping[fx.Node, int], index: int) -> int:
     base = base_of(node)
     if not writes_in_place(node) or base not in order:
         return index
-    views = any(getattr(user.target, "is_view", False) for user in base.users)
-    if base is node.args[0] and not views and all(order.get(u, -1) <= index for u in base.users):
-        return index
-    return order[base]
+    same = [base]
+    source = node.args[0]
+    while isinstance(source, fx.Node) and source is not base:
+        same.append(source)
+        source = source.args[0]
+    readers = {user for alias in same for user in alias.users} - {*same, node}
+    views = any(getattr(n.target, "is_view", False) for n in (*same[1:], *readers))
+    late = any(order.get(reader, -1) > index for reader in readers)
+    return order[base] if views or late else index
 
 
 def _live(body: Sequence[fx.Node]) -> set[fx.Node]:

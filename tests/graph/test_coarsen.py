@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+import copy
+import functools
 from collections import Counter
+from statistics import median
 from typing import Any
 
+import networkx
 import pytest
 import torch
 from torch import Tensor, nn
 
+from rlplace.errors import InputError
 from rlplace.graph import library
+from rlplace.graph.anchors import is_anchor, kind, module_path
 from rlplace.graph.capture import capture
-from rlplace.graph.anchors import is_matmul
 from rlplace.graph.coarsen import MAX_GROUPS, coarsen
 from rlplace.graph.parts import MAX_ANCHORS
-from rlplace.graph.program import export_program
+from rlplace.graph.program import Program, export_program, extract, prologue_of
+from rlplace.runtime.split import protected
+from tests.graph.branching_modules import EXAMPLES, WIDTH, Layers, example, exported
 
 
 def groups_of(module: nn.Module, *args: Any, granularity: str = "fine") -> list[list[str]]:
@@ -128,14 +135,193 @@ def test_a_tensor_is_not_changed_by_another_group_than_its_maker() -> None:
     assert home.count("linear") == 2
 
 
-def test_many_layers_lose_the_cuts_inside_layers_first() -> None:
-    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(MAX_GROUPS["fine"] + 50)))
+@functools.cache
+def very_deep() -> Program:
+    layers = (nn.Linear(2, 2) for _ in range(MAX_GROUPS["fine"] + 50))
+    return export_program(nn.Sequential(*layers), (torch.randn(2, 2),))
+
+
+def test_too_many_equal_layers_are_joined_evenly() -> None:
+    for granularity, most in MAX_GROUPS.items():
+        sizes = Counter(len(group) for group in coarsen(very_deep(), granularity))
+        assert most / 2 <= sizes.total() <= most
+        ((usual, count),) = sizes.most_common(1)
+        assert count >= sizes.total() - 2  # the first and the last may differ
+        assert max(sizes) <= usual + 1
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 60, 125, 126, 200, 249, 250])
+def test_a_number_of_groups_is_met(wanted: int) -> None:
+    sizes = [len(group) for group in coarsen(very_deep(), wanted)]
+    assert len(sizes) == wanted
+    assert max(sizes) <= 2 * min(sizes) + 1
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "resnet-tiny"])
+def test_a_number_of_groups_goes_from_one_to_the_anchors(name: str) -> None:
+    program = library_program(name)
+    anchors = sum(map(is_anchor, program.body()))
+    counts = [len(coarsen(program, wanted)) for wanted in range(1, anchors + 3)]
+    assert counts == [*range(1, anchors + 1), anchors, anchors]
+
+
+def test_coarse_keeps_layers_whole() -> None:
+    program = library_program("gpt2-tiny")
+    paths = {node.name: module_path(node) for node in program.body()}
+    for layer in ("h.0", "h.1"):
+        homes = [
+            i
+            for i, group in enumerate(coarsen(program, "coarse"))
+            if any(f".{layer}." in paths[name] for name in group)
+        ]
+        assert len(homes) == 1
+
+
+@pytest.mark.parametrize("granularity", ["finest", 0, -3, True, 2.5, None])
+def test_other_granularities_are_refused(granularity: Any) -> None:
+    with pytest.raises(InputError, match="granularity="):
+        coarsen(library_program("gpt2-tiny"), granularity)
+
+
+@functools.cache
+def library_program(name: str) -> Program:
+    spec = library.spec(name)
     with torch.device("meta"):
-        module = module.to("meta")
-    x = torch.randn(2, 2)
-    fine, coarse = (len(groups_of(module, x, granularity=g)) for g in ("fine", "coarse"))
-    assert MAX_GROUPS["coarse"] < fine <= MAX_GROUPS["fine"]
-    assert MAX_GROUPS["coarse"] / 2 <= coarse <= MAX_GROUPS["coarse"]
+        module = spec.make()
+    return export_program(module, (), spec.example(2))
+
+
+HALVES = {"gpt2-tiny": 4, "llama-tiny": 4, "mixtral-tiny": 4, "bert-tiny": 5, "t5-tiny": 10}
+
+
+@pytest.mark.parametrize("name", list(HALVES))
+def test_each_half_of_a_layer_is_a_group(name: str) -> None:
+    """A residual add (or the norm after it) ends it; embeddings and head are groups besides."""
+    program = library_program(name)
+    kinds = {node.name: kind(node) for node in program.body()}
+    ends = [kinds[group[-1]] for group in coarsen(program)]
+    layers = sum(end in ("add", "layer_norm") for end in ends)
+    assert layers == HALVES[name]
+    assert len(ends) == layers + (3 if name == "t5-tiny" else 2)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_groups_hold_each_op_once_and_are_convex(name: str) -> None:
+    program = exported(name)
+    groups = coarsen(program)
+    assert [op for group in groups for op in group] == [node.name for node in program.body()]
+    graph = networkx.DiGraph()
+    home = {op: index for index, group in enumerate(groups) for op in group}
+    graph.add_nodes_from(range(len(groups)))
+    for node in program.body():
+        for user in node.users:
+            if user.name in home and home[user.name] != home[node.name]:
+                graph.add_edge(home[node.name], home[user.name])
+                assert isinstance(node.meta["val"], Tensor)
+    assert networkx.is_directed_acyclic_graph(graph)  # no path leaves a group and comes back
+    assert all(start < stop for start, stop in graph.edges)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_another_export_gives_the_same_groups(name: str) -> None:
+    module, args = example(name)
+    assert coarsen(export_program(module, args)) == coarsen(exported(name))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_groups_compute_the_loss_and_gradients(name: str) -> None:
+    """Group after group on detached tensors, as stages on different devices do it."""
+    torch.manual_seed(0)
+    module, args = example(name)
+    program = exported(name)
+    twin = copy.deepcopy(module)
+    expected = twin(*args)
+    expected.backward()
+    states = dict(module.named_parameters()) | dict(module.named_buffers())
+    values: dict[str, Any] = dict(zip(program.inputs, program.unflatten(args, {}), strict=True))
+    crossed: list[tuple[Tensor, Tensor]] = []
+    first = extract(program, prologue_of(program, program.prologue), device="cpu")
+    for piece in [first, *(protected(extract(program, g, device="cpu")) for g in coarsen(program))]:
+        given = [states[state] for _, state in piece.states]
+        for read in (*piece.inputs, *piece.reads):
+            value = values[read]
+            if isinstance(value, Tensor) and value.requires_grad:
+                leaf = value.detach().requires_grad_()
+                crossed.append((value, leaf))
+                value = leaf
+            given.append(value)
+        values |= dict(zip(piece.writes, piece.module(*given), strict=True))
+    torch.testing.assert_close(values[program.outputs[0]], expected)
+    torch.autograd.backward(values[program.outputs[0]])
+    for value, leaf in reversed(crossed):
+        if leaf.grad is not None:
+            torch.autograd.backward(value, leaf.grad, retain_graph=True)
+    for key, param in module.named_parameters():
+        torch.testing.assert_close(param.grad, twin.get_parameter(key).grad, msg=key)
+
+
+def modules_of(name: str) -> list[set[str]]:
+    """The modules of the anchors of each group."""
+    program = exported(name)
+    nodes = {node.name: node for node in program.body()}
+    return [
+        {module_path(nodes[op]) for op in group if is_anchor(nodes[op])}
+        for group in coarsen(program)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [
+        ("inception", [f"mixed_5{c}.branch{b}" for c in "bc" for b in ("1x1", "3x3", "5x5", "_p")]),
+        ("towers", ["vision.0", "vision.1", "vision.2", "text.0", "text.1", "patches", "tokens"]),
+        ("unet", [f"{way}.{i}" for way in ("down", "up") for i in range(4)] + ["mid", "out"]),
+        ("dense", [f"denselayer{i}" for i in range(1, 6)]),
+        ("encoder-decoder", ["encoder.0", "encoder.1", "decoder.0", "decoder.1", "head"]),
+        ("encoder-decoder", [f"decoder.{i}.{k}" for i in "01" for k in ("attn", "cross", "mlp")]),
+        ("parallel", [f"layers.{i}.{kind}" for i in "01" for kind in ("attn", "mlp")]),
+        ("shortcut", ["stem", "main", "shortcut"]),
+    ],
+)
+def test_branches_and_levels_are_groups_of_their_own(name: str, apart: list[str]) -> None:
+    groups = modules_of(name)
+    for part in apart:
+        own = [group for group in groups if any(path.startswith(part) for path in group)]
+        assert own
+        assert all(path.startswith(part) for group in own for path in group)
+
+
+ATTENDING = ["layers", "adapters", "parallel", "towers", "encoder-decoder"]
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_the_factors_of_attention_stay_together(name: str) -> None:
+    seen = 0
+    for group in modules_of(name):
+        heads = {path.partition(".attn.")[0] for path in group if ".attn." in path}
+        for head in heads:
+            own = {path.removeprefix(f"{head}.attn.").split(".")[0] for path in group}
+            assert own >= {"q", "k", "v", "o"}
+            seen += 1
+    assert seen >= 2
+
+
+def test_both_uses_of_a_tower_are_cut_alike() -> None:
+    graph = capture(*example("siamese"), degrees=())
+    used = [group.structure for group in graph.groups]
+    assert len(used) == 9
+    assert used[:4] == used[4:8]
+
+
+@pytest.mark.parametrize("count", [3, 6, 9])
+def test_equal_layers_share_structures(count: int) -> None:
+    graph = capture(Layers(count), (torch.randn(2, 5, WIDTH),), degrees=())
+    assert len(graph.groups) == 2 * count
+    # The first attention reads a user's input, the last MLP takes the mean.
+    assert len(graph.structures) == 4
+    work = [graph.structure(i).work for i in range(len(graph.groups))]
+    costs = [one.flops(1) + one.moved(1) for one in work]
+    assert max(costs) <= 2 * median(costs)
 
 
 def test_a_model_without_anchors_is_one_group() -> None:
@@ -149,8 +335,3 @@ def test_a_model_without_anchors_is_one_group() -> None:
 
     graph = capture(Scale(), (torch.randn(2, 4),), degrees=())
     assert [group.ops for group in graph.groups] == [("mul", "mean")]
-
-
-def test_is_matmul() -> None:
-    program = export_program(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.randn(2, 4),))
-    assert [is_matmul(node) for node in program.body()] == [True, False]

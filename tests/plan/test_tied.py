@@ -63,3 +63,18 @@ def test_the_layouts_of_the_tied_groups_have_one_placement_in_common(instance: I
         layouts = instance.graph.structure(index).layouts_at(2)
         held.add(tuple(x.params[at] if x.params else Replicate() for x in layouts))
     assert held == {(Replicate(), Shard(0))}
+
+
+def test_stages_of_one_mesh_hold_a_shared_parameter_alike(instance: Instance) -> None:
+    """A V: the first and the last stage on devices 0 and 1, between them one on 2 and 3."""
+    four = replace(instance, cluster=Cluster.parse("4xA100-40"))
+    count, ends, middle = len(instance.graph.groups), Mesh((0, 1), tp=2), Mesh((2, 3), tp=2)
+    stages = tuple(
+        Stage(start, stop, mesh, (GroupChoice("shard"),) * (stop - start))
+        for start, stop, mesh in ((0, 1, ends), (1, count - 1, middle), (count - 1, count, ends))
+    )
+    plan = make_plan(four, stages, 2)
+    check(four, plan)
+    torn = replace(plan, stages=(*stages[:2], replace(stages[2], choices=(GroupChoice(),))))
+    with pytest.raises(InputError, match=r"stages\[2\].*groups that share .*wte.* same placement"):
+        check(four, torn)

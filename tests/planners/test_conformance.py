@@ -167,6 +167,8 @@ def test_where_nothing_fits_the_least_overfull_plan_is_told(planner: str) -> Non
         {"optimizer": "sgd", "precision": "fp32"},
         {"global_batch": 1},
         {"global_batch": 7},
+        {"tp_degrees": (1,)},
+        {"loss_chunks": 4},
     ],
 )
 def test_what_the_instance_allows_is_what_the_plan_uses(
@@ -177,6 +179,7 @@ def test_what_the_instance_allows_is_what_the_plan_uses(
     assert result.plan is not None
     check(instance, result.plan)
     for stage in result.plan.stages:
+        assert stage.mesh.tp in instance.offered_tp
         for choice in stage.choices:
             assert choice.zero in (*instance.zero_levels, 0)
             assert choice.recompute in instance.recompute_modes

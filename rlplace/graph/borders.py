@@ -61,8 +61,8 @@ def cut_border(
         axis: Which one.
     """
     reads, writes = _values(piece, activations)
-    held = {node.name: _along_sequence(node, degree) for node in reads}
-    left = tuple(_along_sequence(node, degree) for node in writes)
+    held = {node.name: _along_sequence(node, degree, axis) for node in reads}
+    left = tuple(_along_sequence(node, degree, axis) for node in writes)
     cut = [(node, p) for node, p in zip((*reads, *writes), (*held.values(), *left), strict=True)]
     lengths = frozenset(shape(node)[1] for node, placement in cut if placement == Shard(1))
     return Border(axis, held, left, lengths) if lengths else None
@@ -82,13 +82,11 @@ def _values(piece: Piece, activations: Collection[str]) -> tuple[list[fx.Node], 
     return reads, nodes[-1].args[0]
 
 
-def _along_sequence(node: fx.Node, degree: int) -> Held:
-    if not _floats(node):
-        return REPLICATE
-    size = shape(node)
-    if len(size) == 3:
-        return Shard(1) if divides(size[1], degree) else REPLICATE
-    return None if len(size) > 3 else REPLICATE
+def _along_sequence(node: fx.Node, degree: int, axis: Literal["tp", "cp"]) -> Held:
+    dims = shape(node) if _floats(node) else ()
+    if len(dims) == 3 and divides(dims[1], degree):
+        return Shard(1)
+    return None if len(dims) > 3 and axis == "tp" else REPLICATE
 
 
 def _as_it_likes(node: fx.Node) -> Held:

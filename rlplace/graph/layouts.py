@@ -88,7 +88,7 @@ def find_bordered(
     Raises:
         InputError: If the degree is below 2.
     """
-    activations = _activations(piece, roles)
+    activations = activations_of(piece, roles)
     found = []
     for name, border in borders_of(piece, activations, degree).items():
         assignment = solve(piece, degree, grads, pinned, border)
@@ -113,7 +113,7 @@ def borders_of(piece: Piece, activations: Collection[str], degree: int) -> dict[
     return {name: border for name, border in borders.items() if border is not None}
 
 
-def _activations(piece: Piece, roles: Sequence[Role]) -> tuple[str, ...]:
+def activations_of(piece: Piece, roles: Sequence[Role]) -> tuple[str, ...]:
     """Reads that other groups make, in order."""
     own = roles[len(roles) - len(piece.reads) :]
     pairs = zip(piece.reads, own, strict=True)
@@ -134,7 +134,7 @@ def _layout(
     free = {function: function for function in (*COLLECTIVES, causal_mask)}
     with use_axis(MetaAxis(degree)):
         work = measure(local, inputs, roles, free)
-    reads = tuple(assignment.held(read) for read in _activations(piece, roles))
+    reads = tuple(assignment.held(read) for read in activations_of(piece, roles))
     return Layout(
         name,
         degree,

@@ -90,6 +90,11 @@ class Facts:
     left: tuple[Held, ...]
     summands: frozenset[str]
 
+    def placed(self, placeholder: fx.Node) -> Placement | None:
+        """How a placeholder is held, None where that is free."""
+        states = self.states
+        return states[placeholder] if placeholder in states else self.given[placeholder]
+
     @staticmethod
     def of(
         piece: Piece,
@@ -261,6 +266,13 @@ class _State:
     whole: bool = True
 
 
+def _forget(state: _State, gone: Collection[fx.Node]) -> None:
+    """Drop what no later node reads."""
+    if gone:
+        state.held = {v: p for v, p in state.held.items() if v not in gone}
+        state.forms = frozenset(form for form in state.forms if form[0] not in gone)
+
+
 @dataclass(frozen=True)
 class Search:
     """One search.
@@ -287,9 +299,21 @@ class Search:
 
     def _step(self, beam: list[_State], index: int, node: fx.Node) -> list[_State]:
         best: dict[Any, _State] = {}
+        args, written = tensor_args(node), written_args(node)
+        ways = [
+            (strategy, list(zip(args, strategy.reads, strict=True)), self._work(node, strategy))
+            for strategy in self.facts.options[node]
+        ]
+        gone = {value for value in [node, *args] if self.facts.last.get(value, -1) <= index}
         for state in beam:
-            for strategy in self.facts.options[node]:
-                for after in self._apply(state, index, node, strategy):
+            for strategy, reads, work in ways:
+                for placed in self._place(state, reads):
+                    after = self._read(state, placed, reads, written)
+                    if after is None:
+                        continue
+                    self._apply(after, state, node, strategy, placed)
+                    after.cost += work
+                    _forget(after, gone)
                     key = (frozenset(after.held.items()), after.forms)
                     if key not in best or after.cost < best[key].cost:
                         best[key] = after
@@ -298,31 +322,26 @@ class Search:
         return ranked[:BEAM] + [state for state in ranked[BEAM:] if state.whole]
 
     def _apply(
-        self, state: _State, index: int, node: fx.Node, strategy: Strategy
-    ) -> Iterator[_State]:
-        """The states after a node has run by a strategy."""
-        args = tensor_args(node)
-        reads = list(zip(args, strategy.reads, strict=True))
-        for placed in self._place(state, reads):
-            after = self._read(state, placed, reads, written_args(node))
-            if after is None:
-                continue
-            after.cost += self._work(node, strategy)
-            after.held[node] = strategy.held
-            after.trail = ((node, strategy, placed), state.trail)
-            after.whole = state.whole and not strategy.sharded
-            self._forget(after, index, [node, *args])
-            yield after
+        self,
+        after: _State,
+        before: _State,
+        node: fx.Node,
+        strategy: Strategy,
+        placed: dict[fx.Node, Placement],
+    ) -> None:
+        """Note that a node has run by a strategy."""
+        after.held[node] = strategy.held
+        after.trail = ((node, strategy, placed), before.trail)
+        after.whole = before.whole and not strategy.sharded
 
     def _place(
         self, state: _State, reads: Sequence[tuple[fx.Node, Want]]
     ) -> Iterator[dict[fx.Node, Placement]]:
         """Placements of the states, and of what is given as we like, read here the first time."""
         choices: dict[fx.Node, tuple[Placement, ...]] = {}
-        free = {**self.facts.given, **self.facts.states}
         for arg, want in reads:
-            if arg in free and arg not in state.held:
-                fixed = free[arg]
+            if arg.op == "placeholder" and arg not in state.held:
+                fixed = self.facts.placed(arg)
                 wanted = want if isinstance(want, Shard) else REPLICATE
                 if fixed is not None:
                     choices[arg] = (fixed,)
@@ -415,13 +434,6 @@ class Search:
     def _local(self, value: fx.Node, placement: Want | Placement) -> float:
         share = self.facts.degree if isinstance(placement, Shard) else 1
         return self.facts.sizes[value] / share
-
-    def _forget(self, state: _State, index: int, touched: Sequence[fx.Node]) -> None:
-        """Drop what no later node reads."""
-        gone = {value for value in touched if self.facts.last.get(value, -1) <= index}
-        if gone:
-            state.held = {v: p for v, p in state.held.items() if v not in gone}
-            state.forms = frozenset(form for form in state.forms if form[0] not in gone)
 
     def _finish(self, state: _State) -> Iterator[_State]:
         """Outputs leave as they are wanted."""

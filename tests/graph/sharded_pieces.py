@@ -77,11 +77,11 @@ def _options(family: str) -> dict[str, Any]:
         return {"num_key_value_heads": 4, **tied, **size, **text}
     if family == "gpt2":
         drops = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-        return {"n_layer": 1, "n_embd": 64, "n_head": 8, "n_positions": LENGTH, **drops, **text}
+        return {"n_layer": 2, "n_embd": 64, "n_head": 8, "n_positions": LENGTH, **drops, **text}
     if family == "bert":
         return {"vocab_size": VOCAB, **size, **drops}
     if family == "t5":
-        size = {"d_model": 64, "d_ff": 128, "d_kv": 8, "num_layers": 1, "num_heads": 8}
+        size = {"d_model": 64, "d_ff": 128, "d_kv": 8, "num_layers": 2, "num_heads": 8}
         start = {"decoder_start_token_id": 0, "vocab_size": VOCAB}
         return {"dropout_rate": 0.0, **size, **start}
     if family == "vit":

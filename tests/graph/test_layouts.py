@@ -10,20 +10,33 @@ from typing import Any
 import pytest
 
 from rlplace.errors import InputError
-from rlplace.graph.layouts import find_layouts, legal_degrees, placements_of, solve
+from rlplace.graph.borders import WHOLE
+from rlplace.graph.layouts import (
+    activations_of,
+    borders_of,
+    find_bordered,
+    find_layouts,
+    legal_degrees,
+    placements_of,
+    solve,
+)
 from rlplace.graph.types import Layout, Placement, Replicate, Shard
+from rlplace.runtime.shard_check import Case, deviation
 
 HELPERS = Path(__file__).parent / "sharded_pieces.py"
 
 
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("sharded_pieces", HELPERS)
+def _load(name: str = "sharded_pieces") -> Any:
+    spec = importlib.util.spec_from_file_location(name, HELPERS.with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["sharded_pieces"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+on_threads = _load("thread_axis").on_threads
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +173,94 @@ def test_megatron_comes_out_by_itself(
     sharded = {n: p for n, p in found.items() if isinstance(p, Shard)}
     assert {s: p for s in suffixes for n, p in sharded.items() if n.endswith(s)} == expected
     assert len(sharded) == len(expected)
-    assert _traffic(layout) == ONE_EACH
+    # T5's bias of positions, which grows with no batch, leaves whole for later layers.
+    grown = [(c.kind, c.phase) for c in layout.collectives if c.floats.per_sample]
+    assert grown == ONE_EACH
     assert layout.name == "shard"
     assert layout.degree == degree
+
+
+_BORDERED: dict[tuple[str, int], dict[str, Layout]] = {}
+
+
+def _bordered(sample: Any, degree: int) -> dict[str, Layout]:
+    """Its other layouts by name; searched once for all tests."""
+    if (sample.name, degree) not in _BORDERED:
+        found = find_bordered(sample.meta, degree, sample.roles, sample.grads)
+        _BORDERED[sample.name, degree] = {layout.name: layout for layout in found}
+    return _BORDERED[sample.name, degree]
+
+
+def _large(layout: Layout) -> list[tuple[str, str, float]]:
+    """Collectives that grow with the batch, of a sample."""
+    grown = [c for c in layout.collectives if c.floats.per_sample]
+    return sorted((c.kind, c.phase, c.floats.per_sample) for c in grown)
+
+
+LAYERS = [(f, i) for f in ("gpt2", "llama", "bert", "t5", "vit") for i in (1, 2)]
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize(("family", "index"), LAYERS)
+def test_sequence_parallelism_sends_the_same_bytes_in_halves(
+    groups: dict[str, list[Any]], family: str, index: int, degree: int
+) -> None:
+    sample = groups[family][index]
+    whole = _layout(sample, degree)
+    cut = _bordered(sample, degree)["sequence"]
+
+    pairs = [(c.phase, c.floats.per_sample) for c in whole.collectives if c.floats.per_sample]
+    halves = ("all_gather", "reduce_scatter")
+    assert _large(cut) == sorted((kind, *pair) for pair in pairs for kind in halves)
+    assert cut.params == whole.params
+    assert cut.reads[0] == cut.writes[-1] == Shard(1)
+    assert cut.work.saved.per_sample < whole.work.saved.per_sample
+    assert cut.work.flops == whole.work.flops
+
+
+def test_the_bias_of_t5_stays_cut_between_its_layers(groups: dict[str, list[Any]]) -> None:
+    first, later = groups["t5"][1], groups["t5"][3]
+    assert len(_layout(first).collectives) == 3
+    assert len(_layout(later).collectives) == 3
+
+    makes, reads = (_bordered(sample, 2)["shard-through"] for sample in (first, later))
+
+    assert _traffic(makes) == _traffic(reads) == ONE_EACH
+    assert makes.writes[first.piece.writes.index(later.piece.reads[-1])] == Shard(1)
+    assert reads.reads == (Replicate(), Shard(1))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5", "vit"])
+def test_context_layouts_keep_parameters_whole(groups: dict[str, list[Any]], family: str) -> None:
+    for sample in (*groups[family][:3], groups[family][-1]):
+        layout = _bordered(sample, 2)["context"]
+        assert layout.axis == "cp"
+        assert set(layout.params) <= {Replicate()}
+    middle = _bordered(groups[family][2], 2)["context"]
+    assert middle.collectives == ()
+    assert middle.work.flops.per_sample == _layout(groups[family][2]).work.flops.per_sample
+
+
+@pytest.mark.parametrize(("family", "degree"), [("gpt2", 2), ("llama", 4), ("bert", 2), ("vit", 4)])
+def test_every_layout_computes_what_the_group_computes(
+    groups: dict[str, list[Any]], family: str, degree: int
+) -> None:
+    names = []
+    for sample in (groups[family][0], groups[family][1], groups[family][2], groups[family][-1]):
+        activations = activations_of(sample.piece, sample.roles)
+        borders = {"shard": WHOLE, **borders_of(sample.piece, activations, degree)}
+        layouts = {"shard": _layout(sample, degree), **_bordered(sample, degree)}
+        assert set(layouts) == set(borders)
+        for name, border in borders.items():
+            assignment = solve(sample.piece, degree, sample.grads, None, border)
+            assert assignment is not None
+            case = Case(name, sample.piece, assignment, sample.inputs)
+            sent = tuple((c.kind, int(c.floats(2))) for c in layouts[name].collectives)
+            for found in on_threads(degree, lambda axis, case=case: deviation(case, axis)):
+                assert max(found.outputs, found.gradients, found.states) < 1e-5, sample.name
+                assert found.sent == sent, sample.name
+            names.append(name)
+    assert names == ["shard", "sequence", "context"] * 4
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "llama-tied", "bert", "t5", "vit"])

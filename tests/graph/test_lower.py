@@ -303,6 +303,12 @@ class _Alone:
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         return torch.cat([tensor, tensor], dim)
 
+    def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        return self.all_reduce(tensor).chunk(2, dim)[self.rank]
+
+    def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
+        return self.all_gather(tensor.chunk(2, dim)[self.rank], joined)
+
 
 _STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "gelu": lambda x, w, v: F.gelu(x),

@@ -96,6 +96,7 @@ def plan(
     *,
     global_batch: int,
     seq_len: int | None = None,
+    granularity: str = "fine",
     precision: str | None = None,
     optimizer: str = "adamw",
     attention: str = "flash",
@@ -117,6 +118,8 @@ def plan(
         cluster: A YAML file, or the short form: 8xA100-80, 4x8xH100-80:ib3200.
         global_batch: Samples of one optimizer step.
         seq_len: Tokens of a sample, for library models that have them.
+        granularity: fine (at most 200 groups; what `rlplace run` takes), coarse (whole layers, at
+            most 100), or a number of groups.
         precision: fp32, bf16-mixed, fp16-mixed, bf16-mixed-fp32grad, bf16 or fp8-mixed; by default
             the first of bf16-mixed, fp16-mixed, fp32 that every device kind has.
         optimizer: adamw, adamw-8bit, sgd or sgd-momentum.
@@ -142,7 +145,7 @@ def plan(
     )
 
     with _status(f"capturing {model} (once; then it is cached)", quiet=json):
-        graph = _graph(model, seq_len, tp=tp)
+        graph = _graph(model, seq_len, granularity, tp)
     instance = _instance(
         graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )
@@ -360,7 +363,7 @@ def _graph(
         kwargs=wanted.example(2),
         name=model,
         tokens_per_sample=wanted.tokens_per_sample,
-        granularity=number,  # type: ignore[arg-type]
+        granularity=number,
         source=wanted.source,
     )
 

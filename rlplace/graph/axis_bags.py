@@ -59,6 +59,6 @@ def summed_bmm(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right).sum(0)
 
 
-def one_of_several(first: Tensor) -> tuple[Tensor]:
-    """The first of several results of an op; the others are not used."""
-    return (first,)
+def one_of_several(first: Tensor) -> tuple[Tensor, None, None, None]:
+    """The first result of an op that has more; the others are not used."""
+    return first, None, None, None

@@ -80,7 +80,8 @@ _SUM, _MEAN = 0, 1
 
 def _embedding_bag(node: fx.Node) -> Signature | None:
     """Features, or rows where bags are sums or means. Only the first result may be used."""
-    if any(op_name(user) != "getitem" or user.args[1] != 0 for user in node.users):
+    used = [user for user in node.users if user.users or op_name(user) != "getitem"]
+    if any(op_name(user) != "getitem" or user.args[1] != 0 for user in used):
         return None
     scaled, mode = argument(node, 3, "scale_grad_by_freq"), argument(node, 4, "mode", _SUM)
     rows = not (scaled or argument(node, 5, "sparse")) and mode in (_SUM, _MEAN)

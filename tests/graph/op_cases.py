@@ -99,9 +99,9 @@ def _free(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attend(**options: Any) -> Callable[..., Tensor]:
-    def call(x: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+    def call(x: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         k, v = (tensor.expand(x.shape[0], -1, -1, -1) for tensor in (k, v))
-        return F.scaled_dot_product_attention(x, k, v, *mask, **options)
+        return F.scaled_dot_product_attention(x, k, v, mask, **options)
 
     return call
 

@@ -48,8 +48,9 @@ class _Block(nn.Module):
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Any = self.block(x)
-        return out[0] if isinstance(out, tuple) else out
+        made: Any = self.block(x)
+        out: Tensor = made[0] if isinstance(made, tuple) else made
+        return out
 
 
 @cache
@@ -158,7 +159,7 @@ def test_the_rows_of_all_devices_are_all_rows(ends: list[int]) -> None:
         with use_axis(axis):
             return put_rows(own_rows(rows, 2, counts), 2, counts, len(rows))
 
-    assert torch.equal(sum(on_threads(2, there_and_back)), rows)  # type: ignore[arg-type]
+    assert torch.equal(sum(on_threads(2, there_and_back)), rows)
 
 
 def test_devices_without_numbers_have_equal_shares() -> None:

@@ -72,7 +72,7 @@ def _piece(index: int) -> tuple[Piece, list[Any]]:
 
 
 def _target(piece: Piece, op: str) -> fx.Node:
-    found = [node for node in piece.module.graph.nodes if op_name(node) == op]
+    found: list[fx.Node] = [n for n in piece.module.graph.nodes if op_name(n) == op]
     assert found, f"{op} is not in {[op_name(node) for node in piece.module.graph.nodes]}"
     return found[-1]
 

@@ -1,4 +1,4 @@
-"""The tp axis as a lowered piece sees it: collectives that autograd differentiates.
+"""An axis of a mesh as a lowered piece sees it: collectives that autograd differentiates.
 
 Megatron's conjugate pairs (Shoeybi et al., 2019, figure 3) and the two ops that need more than a
 collective (embedding and cross entropy over a sharded vocabulary). They are the targets of nodes of
@@ -7,8 +7,10 @@ backward pass, so that the same graph runs on a process group, in a simulation, 
 device.
 
 A value is replicated when every device of the axis holds it whole; then its gradient is replicated
-too. `copy` marks the one exception: a replicated value that each device reads for its own shard,
-whose gradient is the sum over the devices.
+too. `copy` and `gather_copy` mark the exception: a whole value that each device reads for its own
+share of the work, whose gradient is the sum over the devices. Their counterparts on sums are
+`reduce` and `reduce_scatter`. States whose gradients are left as summands (on cp) are read as they
+are for a share of the work, and by `once` and `part` otherwise.
 """
 
 from __future__ import annotations

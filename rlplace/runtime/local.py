@@ -120,6 +120,9 @@ def localized(piece: Piece, layout: Layout, grads: set[str]) -> tuple[Piece, dic
     names = tuple(dict.fromkeys(name for _, name in piece.states))
     if layout.name == "replicate":
         return piece, dict.fromkeys(names, Replicate())
+    if layout.axis != "tp" or layout.reads or layout.writes:
+        rule = "a run keeps activations whole between groups"
+        raise InputError("plan.stages.choices.layout", layout.name, rule, "shard")
     pinned = dict(zip(names, layout.params, strict=True))
     places = {place for place, _ in piece.states} | set(piece.reads)
     assignment = solve(piece, layout.degree, places & grads, pinned)

@@ -3,9 +3,9 @@
 1. On the meta device, not strict: quick, and no memory whatever the size.
 2. On fake tensors of a real device, where the model makes tensors of Python numbers (their values
    are lost on meta) or does something that the meta device refuses.
-3. On meta again with the batch as torch.export's `Dim.AUTO`: an input whose first dim is as long as
-   the batch by chance (the two rows of an edge index) becomes static.
-4. On meta, with ``len(tensor)`` as a size of the trace: as a plain number it fixes the batch.
+3. On meta, with ``len(tensor)`` as a size of the trace: as a plain number it fixes the batch.
+4. The same with the batch as torch.export's `Dim.AUTO`: an input whose first dim is as long as the
+   batch by chance (the two rows of an edge index) becomes static, with a warning.
 
 Each way is deterministic, so a module gives the same program every time.
 """
@@ -97,7 +97,9 @@ def _otherwise(
     fixed = "Constraints violated" in str(error) or "specialized" in str(error)
     if isinstance(error, GuardOnDataDependentSymNode):
         raise CaptureError(explain(error, module, guards)) from error
-    ways = [_Way(hint=Dim.AUTO), _Way(lengths=True)] if fixed else [_Way(_real_device(module))]
+    ways = [_Way(_real_device(module))]
+    if fixed:
+        ways = [_Way(lengths=True), _Way(lengths=True, hint=Dim.AUTO)]
     shown = error
     for way in ways:
         try:
@@ -108,7 +110,7 @@ def _otherwise(
             # An error of a real device says more than "not on meta".
             shown = other if "meta" in str(shown) else shown
             continue
-        if batch_symbols(exported) and not lost_constants(exported):
+        if not lost_constants(exported):
             return exported
     raise CaptureError(explain(shown, module, guards)) from error
 
@@ -141,8 +143,9 @@ def _export(
             "register_autograd keeps it",
             stacklevel=4,
         )
-    if batch_symbols(exported):
-        _inline(exported, module)
+    if way.hint is Dim.AUTO:
+        _warn_of_static(exported, len(dims))
+    _inline(exported, module)
     return exported
 
 
@@ -163,6 +166,21 @@ def _inline(exported: ExportedProgram, module: nn.Module) -> None:
     }
     specs = exported.graph_signature.input_specs
     inline_regions(exported.graph_module, {s.arg.name for s in specs if s.target in trains})
+
+
+def _warn_of_static(exported: ExportedProgram, marked: int) -> None:
+    """Say which inputs became static; the first one must not."""
+    inputs = [n for n in exported.graph.nodes if n.name in exported.graph_signature.user_inputs]
+    tensors = [n for n in inputs if isinstance(n.meta.get("val"), Tensor)]
+    moving = [node for node in tensors if _symbols(node.meta["val"])]
+    if not moving or moving[0] is not tensors[0]:
+        raise ValueError("the batch is a constant")
+    if len(moving) < marked:
+        names = ", ".join(node.name for node in tensors if node not in moving)
+        warnings.warn(
+            f"the model fixes the first dim of {names}, so it is not the batch (batch_dim says so)",
+            stacklevel=5,
+        )
 
 
 def _real_device(module: nn.Module) -> str:

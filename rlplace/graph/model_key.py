@@ -75,21 +75,28 @@ def _sources(roots: Sequence[Any]) -> list[Any] | None:
     values: list[tuple[str, str]] = []
     seen: set[int] = set()
     waiting = [function for root in roots for function in _functions(root)]
+    if any(_file(function) is None for function in waiting):
+        return None
     while waiting:
         function = waiting.pop()
-        file = function.__code__.co_filename
-        if id(function.__globals__) in seen or not _is_users(file):
+        file = _file(function)
+        if file is None or id(function.__globals__) in seen or not _is_users(file):
             continue
         seen.add(id(function.__globals__))
-        try:
-            files[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        except OSError:
-            return None
+        files[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for name, value in function.__globals__.items():
             if isinstance(value, bool | int | float | str) and not name.startswith("__"):
                 values.append((name, repr(value)))
             waiting += _functions(value)
     return [sorted(files.values()), sorted(values)]
+
+
+def _file(function: types.FunctionType) -> str | None:
+    """Where a function is written; for a generated one (of a dataclass) its module's file."""
+    for file in (function.__code__.co_filename, function.__globals__.get("__file__")):
+        if file and (Path(file).is_file() or file.startswith("<frozen")):
+            return str(file)
+    return None
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
@@ -113,7 +120,7 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_users(file: str) -> bool:
-    return not file.startswith((*_INSTALLED, _OURS))
+    return not file.startswith((*_INSTALLED, _OURS, "<"))
 
 
 def _packages(parts: Sequence[nn.Module]) -> dict[str, str]:

@@ -108,11 +108,11 @@ def where(stack: Iterable[traceback.FrameSummary]) -> str:
     Code of installed packages comes second (a model of a library), torch and the standard library
     do not count; empty if there is nothing else.
     """
-    frames = [frame for frame in stack if not _is_machinery(frame.filename)]
-    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGES)]
-    # A stack begins at the user's own call of capture, which is not where the model is.
-    inside = [frame for frame in own if frame.name != "<module>"]
-    chosen = inside or frames or own
+    frames = list(stack)
+    # What comes before our own first frame is the call of capture, not the model.
+    ours = next((i for i, frame in enumerate(frames) if frame.filename.startswith(_OURS)), -1)
+    inside = [frame for frame in frames[ours + 1 :] if not _is_machinery(frame.filename)]
+    chosen = [frame for frame in inside if not frame.filename.startswith(_PACKAGES)] or inside
     if not chosen:
         return ""
     frame = chosen[-1]

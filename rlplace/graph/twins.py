@@ -108,15 +108,20 @@ def with_loss(module: nn.Module, loss: Loss) -> nn.Module:
     if TARGETS in inspect.signature(inner).parameters:
         rule = "forward has an argument 'targets' of its own: compute the loss inside of it"
         raise InputError("loss", getattr(loss, "__name__", type(loss).__name__), rule)
-    name = ""
-    if isinstance(loss, nn.Module):
-        name = "loss" if not hasattr(module, "loss") else "loss_function"
+    name = "loss" if not hasattr(module, "loss") else "loss_function"
+    if isinstance(loss, nn.Module) and loss.state_dict():
         module.add_module(name, loss)
     called: Any = inner.__func__ if inspect.ismethod(inner) else lambda _, *a, **k: inner(*a, **k)
 
     def forward(self: nn.Module, *args: Any, targets: Any = (), **kwargs: Any) -> Tensor:
-        function: Loss = getattr(self, name) if name else loss
-        output = called(self, *args, **kwargs)
+        # A module may go through all of its children (nn.Sequential); the loss is none of them.
+        child = self._modules.pop(name, None)
+        try:
+            output = called(self, *args, **kwargs)
+        finally:
+            if child is not None:
+                self._modules[name] = child
+        function: Loss = loss if child is None else child
         if isinstance(targets, Mapping):
             return function(output, **targets)
         return function(output, *((targets,) if isinstance(targets, Tensor) else targets))
@@ -199,13 +204,16 @@ def outputs_of(output: Any) -> tuple[Tensor, ...]:
         CaptureError: If there is no tensor.
     """
     named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(named, Tensor) and _is_scalar(named):
+        return (named,)
     tensors = list({id(tensor): tensor for tensor in _leaves(output)}.values())
     if not tensors:
         raise CaptureError(f"forward returned {type(output).__name__}, and no tensor in it")
-    first = named if isinstance(named, Tensor) else tensors[0]
-    if first.ndim == 0 and first.is_floating_point():
-        return (first,)
-    return tuple(tensors)
+    return tuple(tensors[:1] if _is_scalar(tensors[0]) else tensors)
+
+
+def _is_scalar(tensor: Tensor) -> bool:
+    return tensor.ndim == 0 and tensor.is_floating_point()
 
 
 def _leaves(value: Any) -> list[Tensor]:

@@ -54,7 +54,19 @@ def shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def written_args(node: fx.Node) -> list[fx.Node]:
-    """Tensor arguments that a node writes into: they must be what it reads, not a copy."""
+    """Tensor arguments that must be what a node reads, not a copy of it.
+
+    It writes into them, or makes a view of them while a later node writes into their memory.
+    """
+    if _is_alias(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node), "a view has a source"
+        return [source] if any(writer > node for writer in _writers(source)) else []
+    return _written(node)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """Tensor arguments that a node writes into."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return []
@@ -69,6 +81,29 @@ def written_args(node: fx.Node) -> list[fx.Node]:
         and argument.alias_info.is_write
         and isinstance(arg, fx.Node)
     ]
+
+
+def _is_alias(node: fx.Node) -> bool:
+    """Whether a node makes a view of its first argument, or takes one of several views."""
+    viewed = bool(node.args) and isinstance(node.args[0], fx.Node)
+    return viewed and (op_name(node) == "getitem" or getattr(node.target, "is_view", False))
+
+
+def _writers(node: fx.Node) -> set[fx.Node]:
+    """The nodes that write into the memory of a node's value, through any view of it."""
+    while _is_alias(node):
+        node = node.all_input_nodes[0]
+    found: set[fx.Node] = set()
+    aliases = [node]
+    while aliases:
+        value = aliases.pop()
+        for user in value.users:
+            if _is_alias(user) and user.args[0] is value:
+                aliases.append(user)
+            elif value in _written(user) and user not in found:
+                found.add(user)
+                aliases.append(user)
+    return found
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:

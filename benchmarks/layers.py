@@ -68,15 +68,8 @@ def row_of(family: str, layers: int, repeats: int) -> Row:
 
 def table_of(family: str, rows: list[Row]) -> Table:
     table = Table(title=f"{family} with more and more equal layers")
-    for column in (
-        "layers",
-        "groups",
-        "distinct",
-        "export",
-        "groups",
-        "layouts and counts",
-        "over",
-    ):
+    columns = ("layers", "groups", "distinct", "export", "grouping", "layouts and counts", "ratio")
+    for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(

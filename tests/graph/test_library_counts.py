@@ -163,14 +163,14 @@ def measure_saved(module: nn.Module, inputs: Mapping[str, Tensor]) -> Saved:
 
 
 @dataclass
-class _Constants(TorchDispatchMode):
+class _Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows which storages depend on inputs and buffers only."""
 
     constants: set[int]
     alive: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -229,7 +229,7 @@ def _attention(
         rows, columns = query.shape[-2], key.shape[-2]
         attn_mask = torch.full((rows, columns), -torch.inf).triu(1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = _Flash.apply(query, key, value, attn_mask, scale)
+    out: Tensor = _Flash.apply(query, key, value, attn_mask, scale)  # type: ignore[no-untyped-call]
     return out
 
 

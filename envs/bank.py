@@ -22,6 +22,7 @@ def instance_key(instance: Instance) -> tuple[object, ...]:
         instance.recompute_modes,
         instance.tp_degrees,
         instance.loss_chunks,
+        instance.fused,
     )
 
 

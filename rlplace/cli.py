@@ -102,6 +102,7 @@ def plan(
     attention: str = "flash",
     tp: int | None = None,
     loss_chunks: int = 1,
+    fused: bool = False,
     runnable: bool = False,
     time_limit: float = 0.5,
     policy: Path | None = None,
@@ -126,6 +127,7 @@ def plan(
         attention: flash, or math (keeps score matrices in memory).
         tp: Tensor-parallel degree of every stage; by default the search chooses.
         loss_chunks: Chunks of tokens through which the loss goes (bounds its class scores).
+        fused: Memory-bound ops are fused as by torch.compile.
         runnable: Only plans that `rlplace run` executes today (ZeRO-0 and 1).
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
@@ -150,7 +152,7 @@ def plan(
         graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )
     degrees = None if tp is None else (tp,)
-    instance = replace(instance, tp_degrees=degrees, loss_chunks=loss_chunks)
+    instance = replace(instance, tp_degrees=degrees, loss_chunks=loss_chunks, fused=fused)
     try:
         placed = place(instance, time_limit, policy, seed)
     except InfeasibleError as error:

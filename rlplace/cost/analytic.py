@@ -113,6 +113,7 @@ class AnalyticCost:
             instance.optimizer,
             instance.attention,
             instance.loss_chunks,
+            instance.fused,
         )
         cluster = instance.cluster.fingerprint  # kinds of one name may differ, once calibrated
         key = (id(structure), choice, id(looks), samples, boundary, settings, cluster)
@@ -203,16 +204,17 @@ def _compute(
     """Seconds of the forward and the backward, on the slowest kind."""
     score = work.score_floats(samples) if instance.attention == "math" else 0.0
     size = instance.bytes.activation
+    kernels, forward_moved, backward_moved = instance.traffic(work)
     totals = []
     for flops, moved, passes, launches in (
-        (work.flops, work.moved, _SCORE_PASSES[0], 1),
-        (work.backward_flops, work.backward_moved, _SCORE_PASSES[1], 2),
+        (work.flops, forward_moved, _SCORE_PASSES[0], 1),
+        (work.backward_flops, backward_moved, _SCORE_PASSES[1], 2),
     ):
         bytes_moved = (moved(samples) + passes * score) * size
         slowest = max(
             matmul_seconds(kind, instance.bytes.compute, flops(samples), work.matmuls * launches)
             + bytes_moved / (kind.bandwidth * kind.memory_efficiency)
-            + work.kernels * launches * kind.launch_overhead
+            + kernels * launches * kind.launch_overhead
             for kind in kinds
         )
         totals.append(slowest * turns)

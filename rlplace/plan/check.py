@@ -75,7 +75,7 @@ def _check_settings(instance: Instance, plan: Plan) -> None:
         rule = f"must be one of {', '.join(SCHEDULES)}"
         near = nearest_names(plan.schedule, SCHEDULES) or "1f1b"
         raise InputError("plan.schedule", plan.schedule, rule, near)
-    for field in ("precision", "optimizer", "attention", "loss_chunks"):
+    for field in ("precision", "optimizer", "attention", "loss_chunks", "fused"):
         value, wanted = getattr(plan, field), getattr(instance, field)
         if value != wanted:
             rule = f"the plan was made for another {field}; plan again for this one"

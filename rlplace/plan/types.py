@@ -100,6 +100,8 @@ class Instance:
         loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
             after the other (1: all at once), so that the class scores of one chunk exist at a
             time. Estimated only: the runtime computes the loss at once.
+        fused: Whether a compiler fuses the memory-bound ops (`rlplace.graph.fusion`). Estimated
+            only: the runtime runs op by op.
 
     Raises:
         InputError: On an unknown name or a value out of range.
@@ -116,6 +118,7 @@ class Instance:
     recompute_modes: tuple[str, ...] = ("none", "full")
     tp_degrees: tuple[int, ...] | None = None
     loss_chunks: int = 1
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -145,6 +148,12 @@ class Instance:
                 rule = f"{kind.name} has no {self.bytes.compute}"
                 possible = [n for n, p in PRECISIONS.items() if p.compute in kind.peak_flops]
                 raise InputError("precision", self.precision, rule, ", ".join(possible))
+
+    def traffic(self, work: Work) -> tuple[int, Affine, Affine]:
+        """Kernels of the forward pass, float elements that it moves and that the backward moves."""
+        if self.fused:
+            return work.fused_kernels, work.fused_moved, work.fused_backward_moved
+        return work.kernels, work.moved, work.backward_moved
 
     @property
     def bytes(self) -> Precision:
@@ -283,7 +292,7 @@ class Plan:
         schedule: ``gpipe`` or ``1f1b``.
         graph: Fingerprint of the graph it was made for.
         cluster: Fingerprint of the cluster it was made for.
-        precision, optimizer, attention, loss_chunks: As in the instance.
+        precision, optimizer, attention, loss_chunks, fused: As in the instance.
         graph_name: Name of the graph, for people.
         source: How the library builds the model again (`OpGraph.source`).
     """
@@ -298,6 +307,7 @@ class Plan:
     optimizer: str = "adamw"
     attention: str = "flash"
     loss_chunks: int = 1
+    fused: bool = False
     graph_name: str = ""
     source: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 

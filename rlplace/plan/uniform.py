@@ -116,6 +116,7 @@ def make_plan(
         optimizer=instance.optimizer,
         attention=instance.attention,
         loss_chunks=instance.loss_chunks,
+        fused=instance.fused,
         graph_name=instance.graph.name,
         source=instance.graph.source,
     )

@@ -35,6 +35,7 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
         optimizer=plan.optimizer,
         attention=plan.attention,
         loss_chunks=plan.loss_chunks,
+        fused=plan.fused,
     )
     check(instance, replace(plan, cluster=instance.cluster.fingerprint))
     match(program, graph)
@@ -57,6 +58,8 @@ def _check_supported(plan: Plan) -> None:
     if plan.loss_chunks != 1:
         rule = "the runtime computes the loss of a micro-batch at once"
         raise InputError("plan.loss_chunks", plan.loss_chunks, rule, 1)
+    if plan.fused:
+        raise InputError("plan.fused", plan.fused, "the runtime runs op by op", False)
     if plan.precision not in PRECISIONS:
         rule = f"the runtime executes {', '.join(PRECISIONS)}"
         raise InputError("plan.precision", plan.precision, rule, "fp32")

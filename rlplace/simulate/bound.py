@@ -61,7 +61,8 @@ def _best_seconds(instance: Instance, work: Work, kind: DeviceKind, samples: flo
     peak = kind.peak_flops[instance.bytes.compute] * kind.max_efficiency
     bandwidth = kind.bandwidth * kind.memory_efficiency / instance.bytes.activation
     flops = work.flops(samples) + work.backward_flops(samples)
-    return flops / peak + (work.moved(samples) + work.backward_moved(samples)) / bandwidth
+    _, forward_moved, backward_moved = instance.traffic(work)
+    return flops / peak + (forward_moved(samples) + backward_moved(samples)) / bandwidth
 
 
 def _path_bound(instance: Instance) -> float:
@@ -79,14 +80,15 @@ def _one_sample_seconds(instance: Instance, work: Work, kind: DeviceKind) -> flo
     """Forward and backward of one sample, as `AnalyticCost` costs compute."""
     dtype, size = instance.bytes.compute, instance.bytes.activation
     bandwidth = kind.bandwidth * kind.memory_efficiency / size
+    kernels, forward_moved, backward_moved = instance.traffic(work)
     pairs: tuple[tuple[Affine, Affine, int], ...] = (
-        (work.flops, work.moved, 1),
-        (work.backward_flops, work.backward_moved, 2),
+        (work.flops, forward_moved, 1),
+        (work.backward_flops, backward_moved, 2),
     )
     return sum(
         matmul_seconds(kind, dtype, flops(1.0), work.matmuls * launches)
         + moved(1.0) / bandwidth
-        + work.kernels * launches * kind.launch_overhead
+        + kernels * launches * kind.launch_overhead
         for flops, moved, launches in pairs
     )
 

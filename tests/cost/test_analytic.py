@@ -23,6 +23,9 @@ _WORK = Work(
     kernels=10,
     moved=Affine(1e6, 5e6),
     backward_moved=Affine(2e6, 9e6),
+    fused_kernels=4,
+    fused_moved=Affine(0.0, 3e6),
+    fused_backward_moved=Affine(0.0, 6e6),
     score_floats=Affine(0.0, 1e6),
     params=10**7,
 )
@@ -64,6 +67,17 @@ def test_a_math_kernel_moves_the_scores() -> None:
     assert math.forward - flash.forward == pytest.approx(4 * 1e6 * 2 / 1e12)
     assert math.backward - flash.backward == pytest.approx(8 * 1e6 * 2 / 1e12)
     assert math.saved - flash.saved == 1e6 * 2
+
+
+def test_fused_ops_launch_and_move_less() -> None:
+    kind = replace(_KIND, launch_overhead=1e-5)
+    instance = Instance(chain([1.0]), cluster([[kind]]), 1)
+    mesh, structure, cost = Mesh((0,)), Structure("x", _WORK), AnalyticCost()
+    apart = cost.group(instance, structure, GroupChoice(), mesh, 1, 0.0)
+    fused = cost.group(replace(instance, fused=True), structure, GroupChoice(), mesh, 1, 0.0)
+    assert apart.forward - fused.forward == pytest.approx((6e6 - 3e6) * 2 / 1e12 + 6 * 1e-5)
+    assert apart.backward - fused.backward == pytest.approx((11e6 - 6e6) * 2 / 1e12 + 12 * 1e-5)
+    assert apart.saved == fused.saved
 
 
 def test_the_slowest_kind_of_a_mesh_decides() -> None:

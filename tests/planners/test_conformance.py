@@ -169,6 +169,7 @@ def test_where_nothing_fits_the_least_overfull_plan_is_told(planner: str) -> Non
         {"global_batch": 7},
         {"tp_degrees": (1,)},
         {"loss_chunks": 4},
+        {"fused": True},
     ],
 )
 def test_what_the_instance_allows_is_what_the_plan_uses(

@@ -67,6 +67,7 @@ def test_a_legal_plan_passes() -> None:
         ({"micro_batches": 3}, "must divide the global batch of 4"),
         ({"schedule": "zigzag"}, "must be one of gpipe, 1f1b"),
         ({"loss_chunks": 4}, "computes the loss of a micro-batch at once"),
+        ({"fused": True}, "runs op by op"),
     ],
 )
 def test_what_cannot_run_is_refused(change: dict[str, object], message: str) -> None:

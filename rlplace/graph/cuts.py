@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from torch import fx
 
 from rlplace.graph.lower import Assignment
-from rlplace.graph.nodes import conv_groups, op_name, shape, tensor_args
+from rlplace.graph.nodes import CONVOLUTIONS, conv_groups, op_name, shape, tensor_args
 from rlplace.graph.program import Piece
 from rlplace.graph.search import Facts
 from rlplace.graph.types import Cut, Shard
@@ -78,7 +78,8 @@ def cuts_of(piece: Piece, assignment: Assignment) -> tuple[Cut, ...]:
                 owner = _owner(value, names)
                 units = shape(value)[placement.dim] // placement.blocks
                 sizes[owner] = math.gcd(sizes.get(owner, 0), units)
-        if op_name(node) == "conv2d" and strategy.sharded and conv_groups(node) > 1:
+        grouped = op_name(node) in (*CONVOLUTIONS, "group_norm") and conv_groups(node) > 1
+        if grouped and strategy.sharded and isinstance(strategy.output, Shard):
             owner = _owner(node, names)
             sizes[owner] = math.gcd(sizes[owner], conv_groups(node))
     return tuple(Cut(what, size) for what, size in sizes.items() if size)

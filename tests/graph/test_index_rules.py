@@ -94,6 +94,9 @@ def test_tables_are_cut_by_rows_or_by_features(mode: str, degree: int) -> None:
 class _Messages(nn.Module):
     """A layer on a graph as PyG runs it: gather at sources, weigh, scatter at targets."""
 
+    edges: Tensor
+    weights: Tensor
+
     def __init__(self, reduce: str) -> None:
         super().__init__()
         self.reduce = reduce
@@ -109,8 +112,11 @@ class _Messages(nn.Module):
         index = self.edges[1].view(-1, 1).expand_as(messages)
         zeros = messages.new_zeros(x.shape[0], messages.shape[1])
         if self.reduce == "sum":
-            return self.second(zeros.scatter_add_(0, index, messages).relu())
-        return self.second(zeros.scatter_reduce_(0, index, messages, self.reduce).relu())
+            total = zeros.scatter_add_(0, index, messages)
+        else:
+            total = zeros.scatter_reduce_(0, index, messages, self.reduce)
+        out: Tensor = self.second(total.relu())
+        return out
 
 
 @pytest.mark.parametrize("reduce", ["sum", "amax", "mean"])
@@ -145,7 +151,8 @@ def test_a_bag_whose_other_results_are_used_runs_whole() -> None:
     def call(x: Tensor) -> Tensor:
         ids, offsets = torch.zeros(4, dtype=torch.long), torch.arange(2)
         bags = torch.ops.aten.embedding_bag(x, ids.to(x.device), offsets.to(x.device))
-        return bags[0].sum() + bags[2].sum()
+        out: Tensor = bags[0].sum() + bags[2].sum()
+        return out
 
     node = _node(call, torch.randn(3, 8), "embedding_bag")
 
@@ -179,7 +186,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.silu(self.middle(self.wide(F.silu(self.norm(x)))))
-        return self.back(F.avg_pool2d(hidden, 2)) + F.interpolate(x, scale_factor=1)
+        out: Tensor = self.back(F.avg_pool2d(hidden, 2)) + F.interpolate(x, scale_factor=1)
+        return out
 
 
 @pytest.mark.parametrize("degree", [2, 4])

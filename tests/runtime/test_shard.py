@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplace.errors import InputError, RankFailedError
-from rlplace.graph.layouts import find_layouts, solve
+from rlplace.graph.borders import WHOLE
+from rlplace.graph.layouts import activations_of, borders_of, find_bordered, find_layouts, solve
 from rlplace.graph.lower import Assignment
 from rlplace.graph.rules import Strategy
 from rlplace.graph.types import Partial, Replicate, Shard
@@ -82,23 +84,35 @@ def pieces() -> list[Any]:
     return [sample for family in module.FAMILIES for sample in module.samples(family)]
 
 
+def _one_of_each_kind(pieces: list[Any]) -> Iterator[tuple[Any, int]]:
+    """Embedding, attention, MLP, later layers of ResNet and T5, and head; with 2 and 4 devices."""
+    for family in ("gpt2", "llama", "bert", "t5", "vit", "resnet"):
+        own = [sample for sample in pieces if sample.name.startswith(f"{family}:")]
+        for sample in {each.name: each for each in (*own[:4], own[-1])}.values():
+            yield sample, 2
+            yield sample, 4
+
+
 @pytest.mark.dist
 @pytest.mark.slow
 def test_lowered_groups_equal_the_whole_on_ranks(pieces: list[Any]) -> None:
     cases, expected = [], {}
-    untied = [sample for sample in pieces if not sample.name.startswith("llama-tied")]
-    for sample in untied:
-        for degree in (2, 4):
-            assignment = solve(sample.piece, degree, sample.grads)
-            if assignment is not None:
-                name = f"{sample.name} on {degree}"
-                cases.append(Case(name, sample.piece, assignment, sample.inputs))
-                layout = find_layouts(sample.meta, degree, sample.roles, sample.grads)[0]
-                expected[name] = [(c.kind, int(c.floats(2))) for c in layout.collectives]
+    for sample, degree in _one_of_each_kind(pieces):
+        activations = activations_of(sample.piece, sample.roles)
+        borders = {"shard": WHOLE, **borders_of(sample.piece, activations, degree)}
+        given = (sample.meta, degree, sample.roles, sample.grads)
+        layouts = {lay.name: lay for lay in (*find_layouts(*given), *find_bordered(*given))}
+        for kind in sorted(borders.keys() & layouts.keys()):
+            name = f"{sample.name} {kind} on {degree}"
+            assignment = solve(sample.piece, degree, sample.grads, None, borders[kind])
+            assert assignment is not None
+            cases.append(Case(name, sample.piece, assignment, sample.inputs))
+            sent = [(c.kind, int(c.floats(2))) for c in layouts[kind].collectives]
+            expected[name] = sent
 
-    found = check_ranks(cases, ranks=4, timeout=200)
+    found = check_ranks(cases, ranks=4, timeout=300)
 
-    assert len(found) == len(cases) >= 50
+    assert len(found) == len(cases) >= 100
     for name, deviations in found.items():
         for deviation in deviations:
             assert deviation.outputs < 1e-5, name

@@ -205,7 +205,8 @@ def _scattered(node: fx.Node, degree: int, lengths: Collection[int]) -> list[Sha
     if not lengths or not sizes:
         return []
     rows = at_batch(sizes[0], 1)
-    if len(sizes) > 1 and sizes[1] in lengths and divides(int(sizes[1]), degree):
+    length = sizes[1] if len(sizes) > 1 and isinstance(sizes[1], int) else 0
+    if length in lengths and divides(length, degree):
         return [Shard(1)]
     if rows in lengths and not isinstance(sizes[0], int) and divides(rows, degree):
         return [Shard(0, run=rows)]

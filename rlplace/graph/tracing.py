@@ -11,7 +11,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import io
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -107,16 +109,19 @@ def symbolic_lengths() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_tracing() -> Iterator[None]:
-    """Without torch's own logs and the warnings that its tracing makes of a model's habits."""
+    """Without torch's own logs and the warnings that its tracing makes of a model's habits.
+
+    Nor with the half-made graph that torch prints where a trace fails.
+    """
     logger = logging.getLogger("torch")
-    level = logger.level
+    level, printed = logger.level, io.StringIO()
     logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with contextlib.redirect_stderr(printed), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"The tensor attributes? ")
-            warnings.filterwarnings("ignore", message=r"While compiling, we found certain side")
             warnings.filterwarnings("ignore", message=r".*torch\.jit\.script")
             yield
+        sys.stderr.write(printed.getvalue())
     finally:
         logger.setLevel(level)
 

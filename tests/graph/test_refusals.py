@@ -98,9 +98,14 @@ def refusal(function: Callable[[Tensor], Any]) -> str:
     ],
 )
 def test_the_users_line_the_reason_and_a_way_out(
-    function: Callable[[Tensor], Any], line: int, reason: str, way: str
+    function: Callable[[Tensor], Any],
+    line: int,
+    reason: str,
+    way: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     message = refusal(function)
+    assert capsys.readouterr() == ("", "")
     first = inspect.getsourcelines(function)[1]
     assert f"{__file__}:{first + line} in {function.__name__}" in message
     head, _, advice = message.partition("Ways out: ")

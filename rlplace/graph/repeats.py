@@ -15,7 +15,7 @@ tracing one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,13 +54,20 @@ class _Call:
     leaves: tuple[Any, ...]
     looks: tuple[Any, ...]
     spec: Any
+    versions: tuple[int, ...]
 
     @staticmethod
     def of(args: Any, kwargs: Any) -> _Call | None:
         """None where an argument is neither a tensor nor plain: it might carry state."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         looks = tuple(map(_looks, leaves))
-        return None if any(look is None for look in looks) else _Call(tuple(leaves), looks, spec)
+        if any(look is None for look in looks):
+            return None
+        return _Call(tuple(leaves), looks, spec, _versions(leaves))
+
+    def untouched(self) -> bool:
+        """Whether nothing has written into an argument since."""
+        return self.versions == _versions(self.leaves)
 
     def like(self, other: _Call) -> bool:
         """Whether a forward cannot tell the two apart, but by the values of tensors."""
@@ -77,7 +84,9 @@ class _Recording:
         call: Its arguments.
         state: Grad mode and autocast while it ran.
         nodes: What was traced.
-        outer: Nodes of its arguments and states.
+        outer: Nodes of its arguments and states, before.
+        after: The same, after it: other nodes where it wrote into a buffer, or where an op gave
+            its argument back.
         outputs: Leaves of what it returned; `spec` nests them.
     """
 
@@ -87,8 +96,44 @@ class _Recording:
     state: tuple[Any, ...]
     nodes: tuple[fx.Node, ...]
     outer: tuple[fx.Node | None, ...]
+    after: tuple[fx.Node | None, ...]
     outputs: tuple[Any, ...]
     spec: Any
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A tensor that a layer returned, as it was then: its caller may write into it."""
+
+    node: fx.Node
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    fake_mode: Any
+
+    @staticmethod
+    def of(node: fx.Node, tensor: Tensor) -> _Output:
+        with torch._C.DisableTorchFunction():
+            return _Output(
+                node,
+                tuple(tensor.shape),
+                tensor.stride(),
+                tensor.dtype,
+                tensor.device,
+                tensor.requires_grad,
+                getattr(tensor, "fake_mode", None),
+            )
+
+    def again(self) -> Tensor:
+        """Another tensor like it: its own storage, and no leaf where it needs a gradient."""
+        options: Any = {"dtype": self.dtype, "device": self.device}
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), self.fake_mode:
+            made = torch.empty_strided(self.size, self.stride, **options)
+            if self.requires_grad:
+                made.copy_(torch.zeros((), requires_grad=True, **options))
+        return made
 
 
 @dataclass
@@ -122,10 +167,12 @@ class _Repeats:
             result = self.plain(tracer, m, forward, args, kwargs)
         made = _nodes_after(tracer.graph, last_node)
         leaves, spec = pytree.tree_flatten(result)
-        untouched = not seen and not _unlike(before, _attributes(m))
-        if untouched and _copies(made) and all(_traced(tracer, leaf) for leaf in leaves):
+        after = _outer(tracer, m, call)
+        untouched = not seen and not _unlike(before, _attributes(m)) and call.untouched()
+        if untouched and _copies(made) and all(_returnable(tracer, leaf) for leaf in leaves):
+            outputs = tuple(_described(tracer, leaf) for leaf in leaves)
             known.append(
-                _Recording(path, anatomy, call, _state(), made, outer, tuple(leaves), spec)
+                _Recording(path, anatomy, call, _state(), made, outer, after, outputs, spec)
             )
         return result
 
@@ -159,21 +206,32 @@ def _replay(recording: _Recording, tracer: Any, m: nn.Module, path: str, call: _
         copy.meta = dict(node.meta)
         copy.meta["nn_module_stack"] = _moved_stack(node, recording.path, path)
         copies[node] = copy
-    outputs = [_output(tracer, leaf, copies) for leaf in recording.outputs]
+    given = (*call.leaves, *(tensor for _, tensor in _states(m)))
+    for tensor, old, new in zip(given, recording.outer, recording.after, strict=True):
+        if new is not None and new is not old:
+            _track(tracer, tensor, moved(new))
+    outputs = [_returned(tracer, leaf, copies) for leaf in recording.outputs]
     return pytree.tree_unflatten(outputs, recording.spec)
 
 
-def _output(tracer: Any, leaf: Any, copies: Mapping[fx.Node, fx.Node]) -> Any:
+def _returned(tracer: Any, leaf: Any, copies: Mapping[fx.Node, fx.Node]) -> Any:
     """A tensor like the recorded one, known to the tracer as the value of the copied node."""
-    if not isinstance(leaf, Tensor):
+    if not isinstance(leaf, _Output):
         return leaf
-    node = _node(tracer, leaf)
-    assert node is not None, "only traced tensors are recorded"
+    made = leaf.again()
+    _track(tracer, made, copies[leaf.node])
+    return made
+
+
+def _track(tracer: Any, tensor: Tensor, node: fx.Node) -> None:
     with torch._C.DisableTorchFunction(), _disable_current_modes():
-        twin = torch.ops.aten.alias.default(leaf)
-        proxy = fx.Proxy(copies.get(node, node), tracer)
-        proxy_tensor.track_tensor(twin, proxy, constant=None, tracer=tracer)
-    return twin
+        proxy = fx.Proxy(node, tracer)
+        proxy_tensor.track_tensor(tensor, proxy, constant=None, tracer=tracer)
+
+
+def _described(tracer: Any, leaf: Any) -> Any:
+    node = _node(tracer, leaf)
+    return leaf if node is None else _Output.of(node, leaf)
 
 
 def _outer(tracer: Any, m: nn.Module, call: _Call) -> tuple[fx.Node | None, ...]:
@@ -189,8 +247,14 @@ def _node(tracer: Any, leaf: Any) -> fx.Node | None:
     return node
 
 
-def _traced(tracer: Any, leaf: Any) -> bool:
-    return isinstance(leaf, _PLAIN) or _node(tracer, leaf) is not None
+def _returnable(tracer: Any, leaf: Any) -> bool:
+    """Whether a result is plain, or a tensor made here that is not expanded."""
+    if not isinstance(leaf, Tensor):
+        return isinstance(leaf, _PLAIN)
+    with torch._C.DisableTorchFunction():
+        dense = all(not isinstance(step, int) or step > 0 for step in leaf.stride())
+    node = _node(tracer, leaf)
+    return dense and node is not None and node.op == "call_function"
 
 
 def _nodes_after(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, ...]:
@@ -220,6 +284,11 @@ def _moved_stack(node: fx.Node, old: str, new: str) -> dict[str, tuple[str, str]
 
     stack = node.meta.get("nn_module_stack") or {}
     return {moved(key): (moved(path), kind) for key, (path, kind) in stack.items()}
+
+
+def _versions(leaves: Sequence[Any]) -> tuple[int, ...]:
+    with torch._C.DisableTorchFunction():
+        return tuple(leaf._version for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _state() -> tuple[Any, ...]:

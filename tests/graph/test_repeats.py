@@ -165,6 +165,48 @@ def test_other_arguments_are_traced(calls: list[str]) -> None:
     assert calls == ["layers.3"]
 
 
+class Residual(nn.Module):
+    """Two branches whose sum is written into the first one's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.shortcut = (
+            nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4))
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for main, shortcut in zip(self.main, self.shortcut, strict=True):
+            y = main(x)
+            y += shortcut(x)
+            x = y.relu_()
+        return x.sum()
+
+
+def test_output_that_the_caller_writes_into(calls: list[str]) -> None:
+    check(Residual(), torch.randn(8, 4))
+    assert calls == ["main.2", "shortcut.2", "main.3", "shortcut.3"]
+
+
+class WritesIntoItsInput(Layer):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x.add_(1.0)
+        return super().forward(x, scale)
+
+
+def test_layer_that_writes_into_its_input_is_traced(calls: list[str]) -> None:
+    class Reads(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            total = torch.zeros(())
+            for layer in self.layers:
+                h = x * 2
+                total = total + layer(h).sum() + h.sum()
+            return total
+
+    check(Reads(WritesIntoItsInput), torch.randn(2, 4))
+    assert not calls
+
+
 def test_object_argument_is_not_trusted(calls: list[str]) -> None:
     class Remembers(nn.Module):
         def __init__(self, index: int) -> None:

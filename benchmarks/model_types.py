@@ -29,7 +29,6 @@ import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
-
 from tiny_types import Tiny, Unbuildable, model_types, tiny_model
 
 STEPS = ("eager", "exported", "captured", "grouped", "sharded")

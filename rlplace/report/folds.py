@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlplace.graph.types import OpGraph
+from rlplace.report.plan_view import short_names
 from rlplace.units import ranges
 
 
@@ -112,6 +113,13 @@ class _Wiring:
 def _copies(run: Run) -> Iterator[range]:
     for start in range(run.start, run.stop, run.period):
         yield range(start, start + run.period)
+
+
+def shown_names(graph: OpGraph) -> list[str]:
+    """Names of the groups, without a first part that all of them have."""
+    names = [group.name for group in graph.groups]
+    heads = {name.split(".")[0] for name in names if "." in name}
+    return short_names(names) if len(heads) == 1 else names
 
 
 def joint_name(names: Sequence[str]) -> str:

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import PRECISIONS
-from rlplace.report.folds import Run, joint_name, runs
+from rlplace.report.folds import Run, joint_name, runs, shown_names
 from rlplace.report.graph_arrows import arrows
 from rlplace.report.graph_boxes import Block, Box, Frame, Picture
 from rlplace.report.layered import Drawing, Edge, Size, layered
-from rlplace.report.plan_view import short_names
 from rlplace.report.skips import folded_at_the_bottom
 from rlplace.units import format_count
 
@@ -37,7 +36,7 @@ def picture(graph: OpGraph, precision: str = "bf16-mixed", fold: bool = True) ->
         fold: Draw equal layers once.
     """
     found = runs(graph, fold)
-    names = short_names([group.name for group in graph.groups])
+    names = shown_names(graph)
     boxes = [
         _box(graph, names, run.members(offset)) for run in found for offset in range(run.period)
     ]

@@ -14,8 +14,7 @@ from rich.table import Table
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Layout, OpGraph, Structure, Work
 from rlplace.plan.types import PRECISIONS
-from rlplace.report.folds import joint_name, runs
-from rlplace.report.plan_view import short_names
+from rlplace.report.folds import joint_name, runs, shown_names
 from rlplace.units import format_bytes, format_count
 
 _SHORT = {
@@ -81,7 +80,7 @@ def group_rows(graph: OpGraph, precision: str = "bf16-mixed", fold: bool = True)
     if precision not in PRECISIONS:
         rule = f"must be one of {', '.join(PRECISIONS)}"
         raise InputError("precision", precision, rule, nearest_names(precision, PRECISIONS))
-    names = short_names([group.name for group in graph.groups])
+    names = shown_names(graph)
     rows_groups = [run.members(offset) for run in runs(graph, fold) for offset in range(run.period)]
     row_of = {group: row for row, groups in enumerate(rows_groups) for group in groups}
     row_names = [joint_name([names[group] for group in groups]) for groups in rows_groups]

@@ -1,4 +1,4 @@
-from rlplace.report.folds import Run, joint_name, runs
+from rlplace.report.folds import Run, joint_name, runs, shown_names
 from tests.report.graphs import graph, layered_model, unet
 
 
@@ -54,3 +54,10 @@ def test_names_that_differ_in_numbers_become_one() -> None:
     assert joint_name([f"l.{i}.attn" for i in range(0, 8, 2)]) == "l.0,2..6.attn"
     assert joint_name(["s.0.b.1", "s.0.b.2", "s.1.b.0"]) == "s.0-1.b.0-2"
     assert joint_name(["l.3", "l.5"]) == "l.3,5"
+
+
+def test_a_first_part_is_dropped_only_where_all_names_have_it() -> None:
+    plain = [(0, 1), (1, 2)]
+    assert shown_names(graph(["m.a", "m.b", "head"], [0, 1, 2], plain)) == ["a", "b", "head"]
+    towers = ["encoder.a", "decoder.a", "decoder.b"]
+    assert shown_names(graph(towers, [0, 1, 2], plain)) == towers

@@ -22,6 +22,7 @@ from rlplace.graph.expert_rules import ROUTED
 from rlplace.graph.lower import Assignment, route
 from rlplace.graph.matmuls import matmul
 from rlplace.graph.nodes import (
+    CONVOLUTIONS,
     RESHAPES,
     SPLITS,
     op_name,
@@ -216,8 +217,12 @@ def _scattered(node: fx.Node, degree: int, lengths: Collection[int]) -> list[Sha
 def _with_scattered(
     node: fx.Node, found: Sequence[Strategy], degree: int, lengths: Collection[int]
 ) -> list[Strategy]:
-    """The strategies that make a sum, with the sum left as a shard (and a bias added to that)."""
-    if not lengths or not isinstance(node.meta["val"], Tensor):
+    """The strategies that make a sum, with the sum left as a shard.
+
+    What is added to a sum is added to the shard, so it has to be a bias along the last dim.
+    """
+    value = node.meta["val"]
+    if not lengths or not isinstance(value, Tensor) or op_name(node) in CONVOLUTIONS:
         return []
     return [
         Strategy(
@@ -226,9 +231,16 @@ def _with_scattered(
             shard,
         )
         for strategy in found
-        if isinstance(strategy.output, Partial)
+        if isinstance(strategy.output, Partial) and _adds_a_bias_at_most(node, strategy)
         for shard in _scattered(node, degree, lengths)
+        if shard.dim < value.ndim - 1
     ]
+
+
+def _adds_a_bias_at_most(node: fx.Node, strategy: Strategy) -> bool:
+    reads = zip(tensor_args(node), strategy.reads, strict=True)
+    whole = [arg for arg, want in reads if want == REPLICATE and _floats(arg)]
+    return all(len(shape(arg)) <= 1 for arg in whole)
 
 
 def _floats(node: fx.Node) -> list[Tensor]:

@@ -7,6 +7,7 @@ ranks get the local programs as source text, so that they need no model, no expo
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import tempfile
@@ -60,12 +61,16 @@ class Deviation:
             attention keys), so ``max |b|`` is at least a hundredth of the largest gradient.
         states: Of an input after the run; ops may write into buffers.
         sent: (kind, elements of the whole tensor) of each collective, in order.
+        given: Bytes that the device gave to each of them.
+        forward: How many of them ran in the forward pass.
     """
 
     outputs: float
     gradients: float
     states: float
     sent: tuple[tuple[str, int], ...]
+    given: tuple[int, ...] = ()
+    forward: int = 0
 
 
 @dataclass
@@ -74,6 +79,7 @@ class _Recorder:
 
     axis: Axis
     sent: list[tuple[str, int]] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
@@ -84,24 +90,28 @@ class _Recorder:
         return self.axis.size
 
     def all_reduce(self, tensor: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
-        self.sent.append(("all_reduce", tensor.numel()))
+        self._note("all_reduce", tensor, 1)
         return self.axis.all_reduce(tensor, op)
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
-        self.sent.append(("all_gather", tensor.numel() * self.size))
+        self._note("all_gather", tensor, self.size)
         return self.axis.all_gather(tensor, dim)
 
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
-        self.sent.append(("reduce_scatter", tensor.numel()))
+        self._note("reduce_scatter", tensor, 1)
         return self.axis.reduce_scatter(tensor, dim)
 
     def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
-        self.sent.append(("all_to_all", tensor.numel() * self.size))
+        self._note("all_to_all", tensor, self.size)
         return self.axis.all_to_all(tensor, dim, joined)
+
+    def _note(self, kind: str, tensor: Tensor, devices: int) -> None:
+        self.sent.append((kind, tensor.numel() * devices))
+        self.given.append(tensor.numel() * tensor.element_size())
 
 
 @dataclass(frozen=True)
-class _Local:
+class Local:
     """What one device needs to run a case and to judge the result.
 
     Args:
@@ -135,7 +145,7 @@ class _Local:
 
 def deviation(case: Case, axis: Axis) -> Deviation:
     """Run a piece whole, and as one device of an axis; every device of the axis must call this."""
-    return _run_local(_prepare(case), axis)
+    return run_local(prepare(case), axis)
 
 
 def check_ranks(
@@ -155,7 +165,7 @@ def check_ranks(
         RankFailedError: If a rank fails or time runs out; all ranks have ended by then.
     """
     with tempfile.TemporaryDirectory() as folder:
-        torch.save([_prepare(case) for case in cases], f"{folder}/cases.pt")
+        torch.save([prepare(case) for case in cases], f"{folder}/cases.pt")
         started = spawn(_run_rank, (ranks, folder, timeout), ranks, join=False)  # type: ignore[no-untyped-call]
         deadline = time.monotonic() + timeout
         try:
@@ -185,21 +195,23 @@ def _run_rank(rank: int, ranks: int, folder: str, timeout: float) -> None:
         timeout=timedelta(seconds=timeout),
     )
     try:
-        cases: list[_Local] = torch.load(f"{folder}/cases.pt", weights_only=False)
-        axes = {degree: _axis(degree, rank, ranks) for degree in sorted({c.degree for c in cases})}
-        torch.save({c.name: _run_local(c, axes[c.degree]) for c in cases}, f"{folder}/{rank}.pt")
+        cases: list[Local] = torch.load(f"{folder}/cases.pt", weights_only=False)
+        axes = {
+            degree: axis_among(degree, rank, ranks) for degree in sorted({c.degree for c in cases})
+        }
+        torch.save({c.name: run_local(c, axes[c.degree]) for c in cases}, f"{folder}/{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
-def _axis(degree: int, rank: int, ranks: int) -> GroupAxis:
+def axis_among(degree: int, rank: int, ranks: int) -> GroupAxis:
     """The axis of neighbouring ranks that this rank is on; all ranks make all groups."""
     starts = range(0, ranks, degree)
     groups = [dist.new_group(list(range(start, start + degree))) for start in starts]
     return GroupAxis(groups[rank // degree])
 
 
-def _prepare(case: Case) -> _Local:
+def prepare(case: Case) -> Local:
     """Lower a case, and run the piece whole."""
     module = lower(case.piece, case.assignment)
     code = module.graph.python_code("self")
@@ -214,7 +226,7 @@ def _prepare(case: Case) -> _Local:
     outputs = case.piece.module(*whole)
     left: list[Placement] = [REPLICATE] * len(outputs)
     _backward(outputs, outputs, left, None)
-    return _Local(
+    return Local(
         case.name,
         case.assignment.degree,
         code.src,
@@ -238,7 +250,7 @@ def _op_modules(module: fx.GraphModule) -> list[str]:
     return [definition._init_fn.__module__ for definition in known]
 
 
-def _run_local(case: _Local, axis: Axis) -> Deviation:
+def run_local(case: Local, axis: Axis) -> Deviation:
     """Run the local program, and compare."""
     for name in case.modules:
         importlib.import_module(name)
@@ -252,6 +264,7 @@ def _run_local(case: _Local, axis: Axis) -> Deviation:
     recorder = _Recorder(axis)
     with use_axis(recorder):
         got = scope["forward"](None, *local)
+    forward = len(recorder.sent)
     _backward(got, case.outputs, case.left, axis)
     known = [grad for grad in case.gradients if grad is not None]
     floor = 0.01 * max((float(grad.abs().max()) for grad in known), default=0.0)
@@ -271,6 +284,8 @@ def _run_local(case: _Local, axis: Axis) -> Deviation:
         max(gradients, default=0.0),
         max(states, default=0.0),
         tuple(recorder.sent),
+        tuple(recorder.given),
+        forward,
     )
 
 
@@ -313,6 +328,8 @@ def _full(part: Tensor | None, placement: Placement, axis: Axis) -> Tensor:
 def _error(expected: Tensor, got: Tensor, floor: float = 1e-12) -> float:
     assert expected.shape == got.shape, f"{expected.shape} became {got.shape}"
     right, found = expected.detach().double(), got.detach().double()
-    if not right.numel():
+    if torch.equal(right, found):
         return 0.0
+    if not (right.isfinite().all() and found.isfinite().all()):
+        return math.inf  # a maximum would pass over what is not a number
     return float((right - found).abs().max()) / max(float(right.abs().max()), floor, 1e-12)

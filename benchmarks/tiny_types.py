@@ -148,7 +148,8 @@ def tiny_model(model_type: str) -> Tiny:
                 model = _build(model_type, name, sizes)
                 return _running(model, name, sizes)
             except Exception as error:  # any error of any model: the next guess may do
-                errors.append(f"{type(error).__name__}: {str(error).splitlines()[:1]}")
+                text = " ".join(str(error).split())
+                errors.append(f"{type(error).__name__}: {text[:300]}")
     raise Unbuildable(errors[0] if errors else "no class")
 
 

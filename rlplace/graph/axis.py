@@ -15,7 +15,7 @@ are for a share of the work, and by `once` and `part` otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -59,6 +59,10 @@ class Axis(Protocol):
         """Chunk i along `dim` goes to device i; what comes is joined along `joined`."""
         ...
 
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        """`sent[i]` rows (dim 0, in order) go to device i, `got[i]` come from it, likewise."""
+        ...
+
 
 @dataclass
 class MetaAxis:
@@ -100,6 +104,11 @@ class MetaAxis:
         shape[dim] //= self.size
         shape[joined] *= self.size
         return tensor.new_empty(shape)
+
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        """A tensor of as many rows as come; each device is taken to send as many as this one."""
+        self.calls.append(("all_to_all", tensor.numel() * self.size))
+        return tensor.new_empty((sum(got), *tensor.shape[1:]))
 
 
 _AXIS: ContextVar[Axis] = ContextVar("rlplace_axis")

@@ -32,12 +32,15 @@ class Border:
         reads: By placeholder; those not named are replicated.
         writes: In the order of `Piece.writes`; empty if all are replicated.
         lengths: Of the sequences that are cut: a sum may be left on the devices cut so.
+        routes: Whether each device sorts its own rows and sends them to the devices of their
+            experts; other states are read whole as if that were free.
     """
 
     axis: Literal["tp", "cp"] = "tp"
     reads: Mapping[str, Held] = field(default_factory=dict)
     writes: Sequence[Held] = ()
     lengths: frozenset[int] = frozenset()
+    routes: bool = False
 
     @property
     def whole(self) -> bool:

@@ -5,6 +5,8 @@ grouped matmul takes the run out of rows that every device has; what it makes ex
 (`Routed`), and the ops on single rows that follow work on it; the next grouped matmul puts its
 result at its place among zeros, a summand. So a device multiplies the rows of its own experts
 alone, whatever the number of matmuls in a row.
+
+Where each device has other rows, they are sent instead (`rlplace.graph.owned_rules`).
 """
 
 from __future__ import annotations
@@ -26,17 +28,27 @@ GROUPED = ("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
 
 
 @dataclass(frozen=True, slots=True)
-class Routed(Shard):
-    """A device holds the rows of its own experts, as many as there are. Never converted."""
+class Internal(Shard):
+    """A way to hold a value between ops of one piece; it is never converted."""
 
 
-ROUTED = Routed(0)
-_EXPERTS = Shard(0)
+@dataclass(frozen=True, slots=True)
+class Routed(Internal):
+    """A device holds the rows of its own experts, as many as there are.
+
+    Args:
+        ends: Name of the value that says where the rows of each expert end.
+    """
+
+    ends: str = ""
+
+
+EXPERTS = Shard(0)
 
 
 def unrouted(shards: Collection[Shard]) -> list[Shard]:
     """The shards that every rule knows."""
-    return [shard for shard in shards if not isinstance(shard, Routed)]
+    return [shard for shard in shards if not isinstance(shard, Internal)]
 
 
 def expert_strategies(
@@ -47,16 +59,22 @@ def expert_strategies(
     A grouped matmul has them where its matrices can be cut between experts and in no other way.
     """
     args = tensor_args(node)
-    routed = [ROUTED in reachable.get(arg, ()) for arg in args]
+    found = {s for arg in args for s in reachable.get(arg, ()) if isinstance(s, Routed)}
     if op_name(node) in GROUPED:
         return _grouped(node, args, reachable)
-    if not any(routed):
+    if len(found) != 1 or length_is_read(node):
         return []
+    (routed,) = found
     if op_name(node) == "getitem":
-        return [Strategy((ROUTED,), ROUTED)]
+        return [Strategy((routed,), routed)]
     if op_name(node) in SPLITS:
-        return [Strategy((ROUTED,), ROUTED)] if split_parts(node)[0] != 0 else []
-    return _on_rows(node, args, routed)
+        return [Strategy((routed,), routed)] if split_parts(node)[0] != 0 else []
+    return _on_rows(node, args, routed, [routed in reachable.get(arg, ()) for arg in args])
+
+
+def length_is_read(node: fx.Node) -> bool:
+    """Whether the number of rows of a value is used, which a device does not know."""
+    return any(op_name(user) == "sym_size" and user.args[1] == 0 for user in node.users)
 
 
 def _grouped(
@@ -65,24 +83,25 @@ def _grouped(
     ranks = [len(shape(arg)) for arg in args]
     if node.kwargs or len(node.args) > 3 or ranks != [2, 3, 1]:
         return []
-    if set(reachable.get(args[1], ())) != {_EXPERTS}:
+    if set(reachable.get(args[1], ())) != {EXPERTS}:
         return []
-    rows: list[Want] = [Copied(), *[ROUTED] * (ROUTED in reachable.get(args[0], ()))]
-    ends: list[Placement] = [ROUTED, Partial()]
-    return [Strategy((read, _EXPERTS, REPLICATE), end) for read in rows for end in ends]
+    routed = Routed(0, ends=args[2].name)
+    rows: list[Want] = [Copied(), *[routed] * (routed in reachable.get(args[0], ()))]
+    made: list[Placement] = [*[routed] * (not length_is_read(node)), Partial()]
+    return [Strategy((read, EXPERTS, REPLICATE), out) for read in rows for out in made]
 
 
-def _on_rows(node: fx.Node, args: list[fx.Node], routed: list[bool]) -> list[Strategy]:
+def _on_rows(node: fx.Node, args: list[fx.Node], routed: Routed, own: list[bool]) -> list[Strategy]:
     """Elementwise ops whose other arguments have no rows."""
     name = op_name(node).rstrip("_")
     signature: Signature | None = SIGNATURES[name](node) if name in ELEMENTWISE else None
     if signature is None or not signature.output:
         return []
     rank = len(signature.output)
-    if any(len(shape(arg)) >= rank and not own for arg, own in zip(args, routed, strict=True)):
+    if any(len(shape(arg)) >= rank and not mine for arg, mine in zip(args, own, strict=True)):
         return []
-    reads = tuple(ROUTED if own else Copied() for own in routed)
-    return [Strategy(reads, ROUTED)]
+    reads = tuple(routed if mine else Copied() for mine in own)
+    return [Strategy(reads, routed)]
 
 
 def expert_pins(piece: Piece, degree: int) -> dict[str, Placement]:
@@ -107,5 +126,5 @@ def expert_pins(piece: Piece, degree: int) -> dict[str, Placement]:
         uneven = any(at_batch(rows, batch) % degree for batch in BATCHES)
         if matrices.name not in names or shape(matrices)[0] % degree or uneven:
             return {}
-        pins[names[matrices.name]] = _EXPERTS
+        pins[names[matrices.name]] = EXPERTS
     return pins

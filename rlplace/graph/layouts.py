@@ -12,7 +12,7 @@ cp, where parameters are whole, context parallelism.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,12 +20,14 @@ from torch import Tensor, fx
 
 from rlplace.errors import InputError
 from rlplace.graph.axis import COLLECTIVES, MetaAxis, use_axis
+from rlplace.graph.axis_routes import combine, dispatch, exchange_counts, routed_ends
 from rlplace.graph.axis_rows import causal_mask
 from rlplace.graph.borders import WHOLE, Border, cut_border, free_border
 from rlplace.graph.count import Role, measure
 from rlplace.graph.cuts import legal_cuts
 from rlplace.graph.expert_rules import expert_pins
 from rlplace.graph.lower import Assignment, lower
+from rlplace.graph.owned_rules import sent_values
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import REPLICATE
 from rlplace.graph.search import Facts, Search
@@ -36,6 +38,8 @@ from rlplace.graph.types import Affine, Collective, Cut, Layout, Placement, Shar
 #: A100 with NVLink (312 TFLOP/s against about 200 GB/s), then less, so that a model that is too
 #: small for the first has a sharded layout as well. Whether it pays is the planner's question.
 LINK_FLOPS = (3000.0, 300.0, 30.0)
+
+_FREE = (*COLLECTIVES, causal_mask, exchange_counts, routed_ends, dispatch, combine)
 
 
 def find_layouts(
@@ -91,7 +95,8 @@ def find_bordered(
     activations = activations_of(piece, roles)
     found = []
     for name, border in borders_of(piece, activations, degree).items():
-        assignment = solve(piece, degree, grads, pinned, border)
+        experts = expert_pins(piece, degree) if border.routes else {}
+        assignment = solve(piece, degree, grads, {**(pinned or {}), **experts}, border)
         if assignment is not None and (assignment.reads or assignment.writes):
             found.append(_layout(name, piece, assignment, roles, grads, border.axis))
     return tuple(found)
@@ -105,8 +110,11 @@ def borders_of(piece: Piece, activations: Collection[str], degree: int) -> dict[
         activations: Those of its reads that other groups make.
         degree: Size of the axis.
     """
+    sequence = cut_border(piece, activations, degree, "tp")
+    routes = replace(sequence, routes=True) if sequence and expert_pins(piece, degree) else None
     borders = {
-        "sequence": cut_border(piece, activations, degree, "tp"),
+        "sequence": sequence,
+        "expert-sequence": routes,
         "shard-through": free_border(piece, activations),
         "context": cut_border(piece, activations, degree, "cp"),
     }
@@ -131,7 +139,7 @@ def _layout(
     degree = assignment.degree
     local = lower(piece, assignment)
     inputs = _LocalInputs(piece, assignment, frozenset(grads))
-    free = {function: function for function in (*COLLECTIVES, causal_mask)}
+    free = {function: function for function in _FREE}
     with use_axis(MetaAxis(degree)):
         work = measure(local, inputs, roles, free)
     reads = tuple(assignment.held(read) for read in activations_of(piece, roles))
@@ -194,11 +202,17 @@ def _cheapest_sharded(
     smaller: Assignment | None = None
     for link in LINK_FLOPS:
         found = Search(facts, link).run()
+        if found is None or (border.routes and not _sends_rows(facts, found)):
+            return None
         if any(flops and found.strategy(node).sharded for node, flops in facts.flops.items()):
             return found
         if any(isinstance(p, Shard) for p in (*found.states.values(), *found.writes)):
             smaller = smaller or found
     return smaller or (None if border.whole else found)
+
+
+def _sends_rows(facts: Facts, found: Assignment) -> bool:
+    return any(sent_values(node, found.strategy(node)) for node in facts.nodes)
 
 
 def legal_cuts_of(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from rlplace.graph import axis, axis_bags, axis_experts
-from rlplace.graph.expert_rules import GROUPED, ROUTED
+from rlplace.graph import axis, axis_bags, axis_experts, axis_routes
+from rlplace.graph.expert_rules import GROUPED, Routed
 from rlplace.graph.nodes import (
     CONVOLUTIONS,
     FACTORIES,
@@ -22,6 +22,7 @@ from rlplace.graph.nodes import (
     shape,
     split_parts,
 )
+from rlplace.graph.owned_rules import Owned, PerDevice
 from rlplace.graph.strategy import Strategy
 from rlplace.graph.types import Partial, Shard
 
@@ -62,8 +63,29 @@ def local_call(node: fx.Node, strategy: Strategy, args: list[Any], degree: int) 
 
 def _own_experts(node: fx.Node, strategy: Strategy, call: LocalCall) -> LocalCall:
     """A grouped matmul of rows that are taken out, or are the device's own already."""
-    take, put = strategy.reads[0] != ROUTED, strategy.output != ROUTED
+    if isinstance(strategy.reads[2], PerDevice):
+        return _sent_to_experts(node, strategy, call)
+    take = not isinstance(strategy.reads[0], Routed)
+    put = not isinstance(strategy.output, Routed)
     return replace(call, target=axis_experts.grouped, args=[node.target, *call.args, take, put])
+
+
+def _sent_to_experts(node: fx.Node, strategy: Strategy, call: LocalCall) -> LocalCall:
+    """A grouped matmul of rows that are sent to the devices of their experts, and back.
+
+    The numbers of rows are exchanged once for all grouped matmuls with the same ends.
+    """
+    rows, matrices, ends = call.args
+    emit = ends.graph.call_function
+    known = [user for user in ends.users if user.target is axis_routes.exchange_counts]
+    counts = known[0] if known else emit(axis_routes.exchange_counts, (ends,))
+    if isinstance(strategy.reads[0], Owned):
+        rows = emit(axis_routes.dispatch, (rows, counts))
+    args = [rows, matrices, emit(axis_routes.routed_ends, (counts,))]
+    if not isinstance(strategy.output, Owned):
+        return replace(call, args=args)
+    out = emit(node.target, tuple(args))
+    return replace(call, target=axis_routes.combine, args=[out, counts])
 
 
 def _row_embedding(node: fx.Node, call: LocalCall) -> LocalCall:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from rlplace.graph.borders import WHOLE, Border, Held
-from rlplace.graph.expert_rules import ROUTED
+from rlplace.graph.expert_rules import Internal, expert_strategies
 from rlplace.graph.lower import Assignment, route
 from rlplace.graph.matmuls import matmul
 from rlplace.graph.nodes import (
@@ -31,6 +31,7 @@ from rlplace.graph.nodes import (
     tensor_args,
     written_args,
 )
+from rlplace.graph.owned_rules import owned_strategies, sent_values
 from rlplace.graph.program import Piece
 from rlplace.graph.rules import (
     REPLICATE,
@@ -76,6 +77,7 @@ class Facts:
         given: How other placeholders are held, None where that is free.
         left: How `outputs` are left, likewise.
         summands: Placeholders of states whose gradients are left as summands.
+        routes: As `Border.routes`.
     """
 
     degree: int
@@ -90,6 +92,7 @@ class Facts:
     given: dict[fx.Node, Held]
     left: tuple[Held, ...]
     summands: frozenset[str]
+    routes: bool = False
 
     def placed(self, placeholder: fx.Node) -> Placement | None:
         """How a placeholder is held, None where that is free."""
@@ -137,6 +140,7 @@ class Facts:
             given,
             tuple(border.writes or (REPLICATE,) * len(outputs)),
             frozenset(n.name for n in states if n in flowing and border.axis == "cp"),
+            border.routes,
         )
 
 
@@ -157,7 +161,9 @@ def _options(
     for node in nodes:
         if not isinstance(node.meta.get("val"), Tensor | list | tuple):
             continue
-        options[node] = strategies(node, degree, reachable, starts)
+        owned = owned_strategies(node, degree, reachable) if border.routes else []
+        options[node] = owned or strategies(node, degree, reachable, starts)
+        options[node] += expert_strategies(node, reachable) if owned else []
         options[node] += _with_scattered(node, options[node], degree, border.lengths)
         # In a fixed order: every rank has to find the same layout.
         shards = [s.held for s in options[node] if isinstance(s.held, Shard)]
@@ -298,14 +304,15 @@ class Search:
     facts: Facts
     link: float
 
-    def run(self) -> Assignment:
-        """The cheapest assignment."""
+    def run(self) -> Assignment | None:
+        """The cheapest assignment; None if rows in the device's own order end where none fits."""
         beam = [_State(held=self._given())]
         for index, node in enumerate(self.facts.nodes):
             if node in self.facts.options:
                 beam = self._step(beam, index, node)
         finished = [after for state in beam for after in self._finish(state)]
-        return self._assignment(min(finished, key=lambda state: state.cost))
+        best = min(finished, key=lambda state: state.cost, default=None)
+        return self._assignment(best) if best else None
 
     def _given(self) -> dict[fx.Node, Placement | Copied]:
         return {node: held for node, held in self.facts.given.items() if isinstance(held, Shard)}
@@ -327,7 +334,7 @@ class Search:
                     self._apply(after, state, node, strategy, placed)
                     after.cost += work
                     _forget(after, gone)
-                    key = (frozenset(after.held.items()), after.forms)
+                    key = (frozenset(after.held.items()), after.forms, after.whole)
                     if key not in best or after.cost < best[key].cost:
                         best[key] = after
         ranked = sorted(best.values(), key=lambda state: state.cost)
@@ -383,7 +390,7 @@ class Search:
         for arg, want in reads:
             base = held.get(arg, REPLICATE)
             steps = route(base, want)
-            fixed = arg in written or ROUTED in (base, want)
+            fixed = arg in written or any(isinstance(each, Internal) for each in (base, want))
             if steps and (fixed or not isinstance(arg.meta["val"], Tensor)):
                 return None
             for step in steps:
@@ -403,6 +410,8 @@ class Search:
         size, flows = self.facts.sizes[value], value in self.facts.grads
         if isinstance(base, Copied):
             return 0.0
+        if self.facts.routes and isinstance(base, Shard):
+            size = max(size, 1.0)  # whatever the dtype, rows stay where they are
         if value in self.facts.states and self._is_dear(value, step):
             size *= GATHERED_STATE
         if base == REPLICATE and isinstance(step, Copied):
@@ -416,7 +425,8 @@ class Search:
         return self._move(2.0 * size) + (self._all_reduce(size) if sends else 0.0)
 
     def _is_dear(self, state: fx.Node, step: Want) -> bool:
-        whole = isinstance(step, Copied) and state.meta["val"].ndim >= MATRIX
+        matrix = state.meta["val"].ndim >= MATRIX and not self.facts.routes
+        whole = isinstance(step, Copied) and matrix
         return isinstance(step, Replicate) or whole
 
     def _move(self, size: float) -> float:
@@ -431,6 +441,9 @@ class Search:
         cost = self.facts.flops[node] / share
         if isinstance(strategy.output, Partial):
             cost += self._all_reduce(self.facts.sizes[node]) * self._ways(node, strategy)
+        for value in sent_values(node, strategy):
+            both = (1.0 + (value in self.facts.grads)) / 2.0
+            cost += self._all_reduce(self.facts.sizes[value]) * both / self.facts.degree
         if op_name(node) in _MOVES_NOTHING:
             return cost
         moved = self._local(node, strategy.held)
@@ -450,6 +463,8 @@ class Search:
 
     def _finish(self, state: _State) -> Iterator[_State]:
         """Outputs leave as they are wanted."""
+        if any(isinstance(state.held.get(out), Internal) for out in self.facts.outputs):
+            return
         wants = zip(self.facts.outputs, self.facts.left, strict=True)
         after = self._read(state, {}, [(out, want) for out, want in wants if want is not None], ())
         if after is not None:

@@ -87,7 +87,8 @@ class Collective:
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
         phase: When it runs.
         floats: Elements of the *whole* tensor (what a rank holds after an all-gather, or gives
-            to an all-reduce or reduce-scatter, or what all ranks give to an all-to-all).
+            to an all-reduce or reduce-scatter, or what all ranks give to an all-to-all). Exact
+            for rows that are sent to their experts as well, whatever the routing.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -155,7 +156,9 @@ class Layout:
         name: ``replicate`` (every device does everything), ``shard`` (found by propagation, reads
             and writes whole tensors), ``sequence`` (the same, but sequences are cut between the
             groups), ``shard-through`` (other activations are cut between the groups), ``expert``
-            (each device has whole experts) or ``context`` (on the cp axis: sequences are cut,
+            (each device has whole experts and all tokens), ``expert-sequence`` (each device has
+            whole experts and its own tokens, which are sent to their experts and back: `work` is
+            that of balanced routing) or ``context`` (on the cp axis: sequences are cut,
             parameters are whole).
         degree: Size of the axis.
         work: What one device does.

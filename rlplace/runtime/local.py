@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -56,6 +56,11 @@ class CountedAxis:
         """A chunk for every rank."""
         self._count("all_to_all", tensor)
         return self.axis.all_to_all(tensor, dim, joined)
+
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        """Rows for every rank, as many as it is sent."""
+        self._count("all_to_all", tensor)
+        return self.axis.all_to_all_rows(tensor, sent, got)
 
     def _count(self, kind: CollectiveKind, tensor: Tensor) -> None:
         self.traffic[kind] += tensor.numel() * tensor.element_size()

@@ -65,6 +65,12 @@ class GroupAxis:
         dist.all_to_all_single(got, parts, group=self.group)
         return torch.cat(got.unbind(), joined)
 
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        """`sent[i]` rows go to rank i, `got[i]` come from it."""
+        arrived = tensor.new_empty((sum(got), *tensor.shape[1:]))
+        dist.all_to_all_single(arrived, tensor.contiguous(), list(got), list(sent), self.group)
+        return arrived
+
 
 def shard_parameter(full: Tensor, placement: Placement, rank: int, size: int) -> Tensor:
     """What one device holds of a parameter or buffer: a contiguous copy, without autograd.

@@ -105,6 +105,10 @@ class _Recorder:
         self._note("all_to_all", tensor, self.size)
         return self.axis.all_to_all(tensor, dim, joined)
 
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        self._note("all_to_all", tensor, self.size)
+        return self.axis.all_to_all_rows(tensor, sent, got)
+
     def _note(self, kind: str, tensor: Tensor, devices: int) -> None:
         self.sent.append((kind, tensor.numel() * devices))
         self.given.append(tensor.numel() * tensor.element_size())

@@ -1,29 +1,25 @@
-"""Whole experts on each device, for the experts of a tiny Mixtral."""
+"""Whole experts on each device, for the experts of a tiny Mixtral; on ranks: `test_owned_rules`."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlplace.graph.axis import MetaAxis, use_axis
 from rlplace.graph.axis_experts import own_rows, put_rows
-from rlplace.graph.expert_rules import GROUPED, ROUTED, expert_pins
+from rlplace.graph.expert_rules import GROUPED, Routed, expert_pins
 from rlplace.graph.layouts import find_layouts, solve
-from rlplace.graph.library import spec
 from rlplace.graph.lower import Assignment
-from rlplace.graph.nodes import op_name
-from rlplace.graph.program import Piece, export_program, extract
+from rlplace.graph.nodes import op_name, tensor_args
+from rlplace.graph.program import Piece
 from rlplace.graph.types import Layout, Partial, Shard
-from rlplace.runtime.shard_check import Case, Deviation, check_ranks, deviation
-
-EXPERTS, TOP_K, HIDDEN, FFN, LENGTH, BATCH = 4, 2, 16, 24, 8, 3
+from rlplace.runtime.shard_check import Case, Deviation, deviation
 
 
 def _load(name: str) -> Any:
@@ -38,41 +34,14 @@ def _load(name: str) -> Any:
 
 
 on_threads = _load("thread_axis").on_threads
+pieces = _load("expert_pieces")
+EXPERTS, TOP_K, HIDDEN, FFN = pieces.EXPERTS, pieces.TOP_K, pieces.HIDDEN, pieces.FFN
+LENGTH, BATCH = pieces.LENGTH, pieces.BATCH
 
 
-class _Block(nn.Module):
-    """The router and the experts of a layer, which return more than the hidden state."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Any = self.block(x)
-        out: Tensor = made[0] if isinstance(made, tuple) else made
-        return out
-
-
-@cache
 def _pieces() -> tuple[Piece, Piece, list[Any], tuple[str, ...]]:
-    """The group on the CPU and on the meta device, values for it, and what gets a gradient."""
-    torch.manual_seed(0)
-    model: Any = spec(
-        "mixtral", layers=1, hidden=HIDDEN, heads=4, kv_heads=2, ffn=FFN, vocab=32,
-        seq_len=LENGTH, experts=EXPERTS, top_k=TOP_K,
-    ).make()  # fmt: skip
-    block = next(m for n, m in model.named_modules() if n.endswith("layers.0.mlp"))
-    block = _Block(block).double().train()
-    for parameter in block.parameters():
-        nn.init.normal_(parameter)
-    x = torch.randn(BATCH, LENGTH, HIDDEN, dtype=torch.float64)
-    program = export_program(block, (x,))
-    names = [node.name for node in program.nodes]
-    piece = extract(program, names, device="cpu")
-    states = dict(block.named_parameters())
-    given = [states[name].detach().requires_grad_() for _, name in piece.states]
-    grads = (*(place for place, _ in piece.states), *piece.inputs)
-    return piece, extract(program, names), [*given, x.requires_grad_()], grads
+    group = pieces.mixtral()
+    return group.piece, group.meta, group.inputs, group.grads
 
 
 def _experts(degree: int) -> Assignment:
@@ -95,8 +64,9 @@ def test_each_device_runs_its_own_experts_and_the_sum_is_made_once(degree: int) 
     assignment = _experts(degree)
     first, second = (n for n in piece.module.graph.nodes if op_name(n) in GROUPED)
 
-    assert assignment.strategy(first).output == ROUTED
-    assert assignment.strategy(second).reads[0] == ROUTED
+    routed = Routed(0, ends=tensor_args(first)[2].name)
+    assert assignment.strategy(first).output == routed
+    assert assignment.strategy(second).reads[0] == routed
     assert assignment.strategy(second).output == Partial()
     assert sorted(n for n, p in assignment.states.items() if p == Shard(0)) == [
         place for place, name in sorted(piece.states) if "experts" in name
@@ -148,7 +118,8 @@ def test_without_pinned_experts_no_value_is_routed() -> None:
     assignment = solve(piece, 2, grads)
 
     assert assignment is not None
-    assert ROUTED not in [strategy.output for strategy in assignment.strategies.values()]
+    outputs = [strategy.output for strategy in assignment.strategies.values()]
+    assert not any(isinstance(output, Routed) for output in outputs)
 
 
 @pytest.mark.parametrize("ends", [[2, 2, 5, 8], [0, 0, 0, 8], [8, 8, 8, 8], [0, 3, 3, 8]])
@@ -168,18 +139,3 @@ def test_devices_without_numbers_have_equal_shares() -> None:
             own_rows(torch.empty(8, 3, device="meta"), 1, torch.empty(4, device="meta")).shape[0]
             == 2
         )
-
-
-@pytest.mark.dist
-def test_outputs_gradients_and_traffic_on_gloo_ranks() -> None:
-    piece, _, inputs, _ = _pieces()
-    cases = [Case(str(degree), piece, _experts(degree), inputs) for degree in (2, 4)]
-
-    reports = check_ranks(cases, 4)
-
-    for degree in (2, 4):
-        promised = [(c.kind, int(c.floats(BATCH))) for c in _layout(degree).collectives]
-        for each in reports[str(degree)]:
-            assert each.outputs < 1e-12
-            assert each.gradients < 1e-12
-            assert [(sent[0], sent[1]) for sent in each.sent] == promised

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,9 @@ class _Alone:
 
     def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
         return self.all_gather(tensor.chunk(2, dim)[self.rank], joined)
+
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        return torch.cat([torch.split(tensor, list(sent))[self.rank]] * 2)
 
 
 _STEPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

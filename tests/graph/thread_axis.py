@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -24,8 +24,8 @@ class _Meeting:
         self.slots = [None] * self.size
         self.barrier = threading.Barrier(self.size)
 
-    def exchange(self, rank: int, tensor: Tensor) -> list[Tensor]:
-        self.slots[rank] = tensor.detach()
+    def exchange(self, rank: int, given: Any) -> list[Any]:
+        self.slots[rank] = given.detach() if isinstance(given, Tensor) else given
         self.barrier.wait(30)
         everything = list(self.slots)
         self.barrier.wait(30)
@@ -57,6 +57,13 @@ class ThreadAxis:
     def all_to_all(self, tensor: Tensor, dim: int, joined: int) -> Tensor:
         given = self.meeting.exchange(self.rank, tensor)
         return torch.cat([each.chunk(self.size, dim)[self.rank] for each in given], joined)
+
+    def all_to_all_rows(self, tensor: Tensor, sent: Sequence[int], got: Sequence[int]) -> Tensor:
+        assert sum(sent) == len(tensor)
+        chunks = self.meeting.exchange(self.rank, torch.split(tensor.detach(), list(sent)))
+        mine = [chunk[self.rank] for chunk in chunks]
+        assert [len(chunk) for chunk in mine] == list(got)
+        return torch.cat(mine)
 
 
 def on_threads(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:

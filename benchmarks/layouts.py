@@ -62,8 +62,8 @@ class Row:
     params: dict[str, str]
     reads: list[str]
     writes: list[str]
-    expected_bytes: dict[str, int]
-    sent_bytes: dict[str, int]
+    expected_bytes: dict[str, float]
+    sent_bytes: dict[str, float]
     error: float | None = None
     problem: str = ""
 

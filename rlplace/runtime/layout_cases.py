@@ -24,9 +24,6 @@ from rlplace.runtime.boundary import needs_gradient
 from rlplace.runtime.shard_check import Case
 from rlplace.runtime.split import match, protected, without_integer_histograms
 
-#: Layouts whose borders are whole.
-_WHOLE = ("shard", "expert")
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -123,12 +120,8 @@ def _assignment(subject: Subject, layout: Layout) -> Assignment | None:
     piece = subject.piece
     names = dict.fromkeys(name for _, name in piece.states)
     pinned = dict(zip(names, layout.params, strict=True))
-    border = WHOLE
-    if layout.name not in _WHOLE:
-        borders = borders_of(piece, subject.activations, layout.degree)
-        if layout.name not in borders:
-            return None
-        border = borders[layout.name]
+    borders = borders_of(piece, subject.activations, layout.degree)
+    border = borders.get(layout.name, WHOLE)
     return solve(piece, layout.degree, subject.grads, pinned, border)
 
 

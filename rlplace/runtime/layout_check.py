@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,14 +38,14 @@ class Verdict:
 
     Args:
         error: Largest relative error of an output, a gradient or a state, on any rank.
-        sent: Bytes that a device gave to collectives, by kind.
+        sent: Bytes that a device gave to collectives, by kind; mean of the ranks.
         expected: The same as the layout says it.
         problem: What is wrong, empty if nothing is.
     """
 
     error: float
-    sent: Mapping[str, int]
-    expected: Mapping[str, int]
+    sent: Mapping[str, float]
+    expected: Mapping[str, float]
     problem: str = ""
 
 
@@ -62,39 +62,50 @@ def judge(case: Case, layout: Layout, batch: int, found: Sequence[Deviation] | s
     if isinstance(found, str):
         return Verdict(float("inf"), {}, expected, found)
     errors = [max(each.outputs, each.gradients, each.states) for each in found]
-    sent = [_bytes_sent(each) for each in found]
-    calls = [(c.kind, c.phase, int(c.floats(batch))) for c in layout.collectives]
+    sent = _mean_bytes(found)
+    calls = [(c.kind, c.phase, c.floats(batch)) for c in layout.collectives]
     problems = []
     if max(errors) > TOLERANCE:
         problems.append(f"relative error {max(errors):.1e}")
-    if any(each != expected for each in sent):
-        problems.append(f"gave {sent[0]} bytes, not {expected}")
-    elif any(_calls(each) != calls for each in found):
-        problems.append(f"called {_calls(found[0])}, not {calls}")
+    if sent != expected:
+        problems.append(f"gave {sent} bytes, not {expected}")
+    elif _mean_calls(found) != calls:
+        problems.append(f"called {_mean_calls(found)}, not {calls}")
     if (held := params_held(case)) != layout.work.params:
         problems.append(f"holds {held} parameters, not {layout.work.params}")
-    return Verdict(max(errors), sent[0], expected, "; ".join(problems))
+    return Verdict(max(errors), sent, expected, "; ".join(problems))
 
 
-def bytes_of(layout: Layout, batch: int) -> dict[str, int]:
+def bytes_of(layout: Layout, batch: int) -> dict[str, float]:
     """Bytes in fp64 that a device gives to the collectives of a layout, by kind."""
-    total: Counter[str] = Counter()
+    total: dict[str, float] = defaultdict(float)
     for collective in layout.collectives:
         shares = layout.degree if collective.kind in _OF_SHARES else 1
-        total[collective.kind] += int(collective.floats(batch)) * _FP64_BYTES // shares
+        total[collective.kind] += collective.floats(batch) * _FP64_BYTES / shares
     return dict(total)
 
 
-def _bytes_sent(found: Deviation) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for (kind, _), given in zip(found.sent, found.given, strict=True):
-        total[kind] += given
-    return dict(total)
+def _mean_bytes(found: Sequence[Deviation]) -> dict[str, float]:
+    """Means over the ranks: how many rows go to an expert, and back, depends on the data."""
+    total: dict[str, float] = defaultdict(float)
+    for each in found:
+        for (kind, _), given in zip(each.sent, each.given, strict=True):
+            total[kind] += given
+    return {kind: given / len(found) for kind, given in total.items()}
 
 
-def _calls(found: Deviation) -> list[tuple[str, str, int]]:
-    phases = ["forward" if i < found.forward else "backward" for i in range(len(found.sent))]
-    return [(kind, phase, n) for (kind, n), phase in zip(found.sent, phases, strict=True)]
+def _mean_calls(found: Sequence[Deviation]) -> list[tuple[str, str, float]]:
+    """Kind, phase and elements of each; what all ranks call alike."""
+    kinds = {(each.forward, *(kind for kind, _ in each.sent)) for each in found}
+    if len(kinds) > 1:
+        return []
+    phases = ["forward" if i < found[0].forward else "backward" for i in range(len(found[0].sent))]
+    columns = zip(*(each.sent for each in found), strict=True)
+    means = [sum(n for _, n in column) / len(found) for column in columns]
+    return [
+        (kind, phase, mean)
+        for (kind, _), phase, mean in zip(found[0].sent, phases, means, strict=True)
+    ]
 
 
 def run_cases(

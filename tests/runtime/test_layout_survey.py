@@ -175,16 +175,22 @@ def test_a_case_that_fails_stops_no_other() -> None:
     first = next(n for n in subject.piece.module.graph.nodes if n.op == "call_function")
     wrong = Strategy((Shard(0), Replicate(), Replicate()), Shard(0))
     torn = replace(right, assignment=replace(right.assignment, strategies={first.name: wrong}))
+    blank = replace(right, inputs=[_not_a_number(value) for value in right.inputs])
     seen: list[int] = []
 
-    reports = run_cases([torn, right], ranks=2, progress=seen.append)
+    reports = run_cases([torn, right, blank], ranks=2, progress=seen.append)
 
-    assert [isinstance(report, str) for report in reports] == [True, False]
+    assert [isinstance(report, str) for report in reports] == [True, False, False]
     assert reports[0]
-    assert seen[-1] == 2
+    assert seen[-1] == 3
     verdicts = [judge(right, layout, BATCH, report) for report in reports]
-    assert [verdict.problem == "" for verdict in verdicts] == [False, True]
+    assert [verdict.problem == "" for verdict in verdicts] == [False, True, False]
     assert math.isinf(verdicts[0].error)
+    assert math.isinf(verdicts[2].error)
+
+
+def _not_a_number(value: Any) -> Any:
+    return torch.full_like(value, math.nan).requires_grad_(value.requires_grad)
 
 
 def test_bytes_are_what_a_device_gives() -> None:

@@ -128,7 +128,7 @@ def test_bad_input_exits_with_one_and_names_the_nearest_legal_value(
     ("function", "words"),
     [
         ("branchy", "own.py:17"),
-        ("wrong", "returns (module, dict"),
+        ("wrong", "returns (module, inputs)"),
         ("mak", "make"),
     ],
 )

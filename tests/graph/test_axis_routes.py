@@ -47,7 +47,7 @@ def test_rows_come_by_expert_and_return_to_their_places(counts: list[list[int]])
             numbers = exchange_counts(sizes.cumsum(0, dtype=torch.int32))
             there = dispatch(rows, numbers)
             back = combine(there * 3.0, numbers)
-        back.backward(rows.detach() + 1.0)
+        torch.autograd.backward([back], [rows.detach() + 1.0])
         assert rows.grad is not None
         return rows.detach(), there.detach(), routed_ends(numbers), back.detach(), rows.grad
 
@@ -68,7 +68,7 @@ def test_without_numbers_as_many_rows_arrive_as_leave() -> None:
     with use_axis(meta):
         numbers = exchange_counts(torch.empty(8, dtype=torch.int32, device="meta"))
         back = combine(dispatch(rows, numbers), numbers)
-    back.backward(torch.empty_like(back))
+    torch.autograd.backward([back], [torch.empty_like(back)])
 
     assert back.shape == (10, 3)
     assert routed_ends(numbers).shape == (2,)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from rlplace.graph import library
 from rlplace.graph.coarsen import coarsen
-from rlplace.graph.drafts import drafts_of
+from rlplace.graph.groups.drafts import drafts_of
 from rlplace.graph.models.make import empty
 from rlplace.graph.program import export_program
 from rlplace.graph.structures import Structures

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config as fx_config
 
 from rlplace.errors import CaptureError
-from rlplace.graph.anchors import module_path
-from rlplace.graph.batch import BatchDim
 from rlplace.graph.coarsen import check_granularity, coarsen
-from rlplace.graph.drafts import Draft, drafts_of
-from rlplace.graph.naming import group_names
+from rlplace.graph.groups.anchors import module_path
+from rlplace.graph.groups.drafts import Draft, drafts_of
+from rlplace.graph.groups.naming import group_names
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.shapes import elements, is_straight
 from rlplace.graph.structures import Structures
-from rlplace.graph.twins import Loss, Targets
+from rlplace.graph.tracing.batch import BatchDim
+from rlplace.graph.tracing.twins import Loss, Targets
 from rlplace.graph.types import TP_DEGREES, Edge, Group, OpGraph
 
 

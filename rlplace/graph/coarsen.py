@@ -8,21 +8,21 @@ module paths, what each op is, what it costs and which tensors are alive at each
 2. Between two neighbouring anchors the best position is the one where the fewest tensors are
    alive, then the one where a repeated module begins or ends, then the shallowest module boundary,
    then the fewest bytes, then the earliest: right after a residual add, before the norm that
-   follows it. `rlplace.graph.alive` says which tensors count.
+   follows it. `rlplace.graph.groups.alive` says which tensors count.
 3. It is a cut if a single tensor is alive there (between two lookups it is not).
 4. A region between two cuts that runs several branches side by side is cut between them
-   (`rlplace.graph.branches`); the factors of one thing, such as q, k and v, stay together.
+   (`rlplace.graph.groups.branches`); the factors of one thing, such as q, k and v, stay together.
 5. A region that still has many anchors, or is far dearer than the others, is cut where the fewest
-   tensors are alive, even if these are several (`rlplace.graph.parts`).
+   tensors are alive, even if these are several (`rlplace.graph.groups.parts`).
 6. Where there are too many groups, those inside repeated elements are joined first, then the
-   cheapest neighbours (`rlplace.graph.balance`).
+   cheapest neighbours (`rlplace.graph.groups.balance`).
 """
 
 from __future__ import annotations
 
 from rlplace.errors import InputError
-from rlplace.graph.balance import grown, limit, thin
-from rlplace.graph.parts import Parts
+from rlplace.graph.groups.balance import grown, limit, thin
+from rlplace.graph.groups.parts import Parts
 from rlplace.graph.program import Program
 
 #: Granularity -> most groups of a model.

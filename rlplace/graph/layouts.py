@@ -4,7 +4,7 @@ Megatron's layouts (column-row pairs, head-wise attention, vocabulary-parallel l
 rules of single ops and the search; no rule knows of models. A layout's work and collectives are
 those of its lowered program, run on the meta device, so there is one source of truth.
 
-What a piece reads and writes is given (`rlplace.graph.borders`): whole, or sequences cut over the
+What a piece reads and writes is given (`sharding.borders`): whole, or sequences cut over the
 devices. With cut sequences the same search finds Megatron's sequence parallelism on tp, and on
 cp, where parameters are whole, context parallelism.
 """
@@ -19,19 +19,20 @@ import torch
 from torch import Tensor, fx
 
 from rlplace.errors import InputError
-from rlplace.graph.axis import COLLECTIVES, MetaAxis, use_axis
-from rlplace.graph.axis_routes import combine, dispatch, exchange_counts, routed_ends
-from rlplace.graph.axis_rows import causal_mask
-from rlplace.graph.borders import WHOLE, Border, cut_border, free_border
 from rlplace.graph.count import Role, measure
-from rlplace.graph.cuts import legal_cuts
-from rlplace.graph.expert_rules import expert_pins
-from rlplace.graph.lower import Assignment, lower
-from rlplace.graph.owned_rules import sent_values
 from rlplace.graph.program import Piece
-from rlplace.graph.rules import REPLICATE
-from rlplace.graph.search import Facts, Search
 from rlplace.graph.shapes import BATCHES, stand_in
+from rlplace.graph.sharding.axis import COLLECTIVES, MetaAxis, use_axis
+from rlplace.graph.sharding.axis_routes import combine, dispatch, exchange_counts, routed_ends
+from rlplace.graph.sharding.axis_rows import causal_mask
+from rlplace.graph.sharding.borders import WHOLE, Border, cut_border, free_border
+from rlplace.graph.sharding.cuts import legal_cuts
+from rlplace.graph.sharding.expert_rules import expert_pins
+from rlplace.graph.sharding.facts import Facts
+from rlplace.graph.sharding.lower import Assignment, lower
+from rlplace.graph.sharding.owned_rules import sent_values
+from rlplace.graph.sharding.rules import REPLICATE
+from rlplace.graph.sharding.search import Search
 from rlplace.graph.types import Affine, Collective, Cut, Layout, Placement, Shard
 
 #: FLOPs that an element in a collective is worth, in the order in which the search tries them: an

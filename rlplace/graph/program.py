@@ -16,9 +16,9 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
 from rlplace.errors import InputError
-from rlplace.graph.batch import BatchDim
-from rlplace.graph.exporting import export
-from rlplace.graph.twins import TARGETS, Loss, Targets, shallow, with_loss
+from rlplace.graph.tracing.batch import BatchDim
+from rlplace.graph.tracing.exporting import export
+from rlplace.graph.tracing.twins import TARGETS, Loss, Targets, shallow, with_loss
 
 _STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -95,9 +95,9 @@ def export_program(
         module: On any device.
         args: Positional example inputs, of a batch of at least 2.
         kwargs: Keyword example inputs.
-        loss: A loss outside of the module, see `rlplace.graph.twins.with_loss`.
+        loss: A loss outside of the module, see `rlplace.graph.tracing.twins.with_loss`.
         targets: What it takes beside the output; an input of the program named ``targets``.
-        batch_dim: Where the batch is, see `rlplace.graph.batch.batch_dims`; by default dim 0.
+        batch_dim: Where the batch is, see `tracing.batch.batch_dims`; by default dim 0.
 
     Raises:
         CaptureError: If `torch.export` refuses the module; says where in the user's code.

@@ -11,11 +11,11 @@ from torch import Tensor, fx
 
 from rlplace.graph.attention_layout import lay_out_attention
 from rlplace.graph.count import Count, Role, count
-from rlplace.graph.drafts import Draft
+from rlplace.graph.groups.drafts import Draft
 from rlplace.graph.layouts import find_bordered, find_layouts, legal_cuts_of
 from rlplace.graph.program import Piece, Program, extract
-from rlplace.graph.regions import stops_gradient
 from rlplace.graph.shapes import describe, stand_in
+from rlplace.graph.tracing.regions import stops_gradient
 from rlplace.graph.types import Placement, Replicate, Shard, Structure
 
 

@@ -14,7 +14,7 @@ from torch import fx
 
 from rlplace.errors import InputError
 from rlplace.graph.program import Program
-from rlplace.graph.regions import stops_gradient
+from rlplace.graph.tracing.regions import stops_gradient
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 

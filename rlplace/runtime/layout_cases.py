@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.errors import InputError
-from rlplace.graph.borders import WHOLE
 from rlplace.graph.layouts import borders_of, placements_of, solve
-from rlplace.graph.lower import Assignment
 from rlplace.graph.program import Piece, Program, export_program, extract, prologue_of
+from rlplace.graph.sharding.borders import WHOLE
+from rlplace.graph.sharding.lower import Assignment
 from rlplace.graph.types import Layout, OpGraph, Placement, Shard
 from rlplace.runtime.boundary import needs_gradient
 from rlplace.runtime.shard_check import Case

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.errors import InputError
-from rlplace.graph.axis import Axis, CollectiveKind
 from rlplace.graph.layouts import solve
-from rlplace.graph.lower import lower
 from rlplace.graph.program import Piece
+from rlplace.graph.sharding.axis import Axis, CollectiveKind
+from rlplace.graph.sharding.lower import lower
 from rlplace.graph.types import Layout, Placement, Replicate
 from rlplace.runtime.shard import shard_parameter
 

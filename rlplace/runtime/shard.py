@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlplace.errors import InputError
-from rlplace.graph.shards import cut, join
+from rlplace.graph.sharding.shards import cut, join
 from rlplace.graph.types import Placement, Replicate, Shard
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}

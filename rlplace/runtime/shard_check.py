@@ -25,10 +25,10 @@ from torch._library.custom_ops import OPDEFS
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
 from rlplace.errors import RankFailedError
-from rlplace.graph.axis import Axis, use_axis
-from rlplace.graph.lower import Assignment, lower
 from rlplace.graph.program import Piece
-from rlplace.graph.rules import REPLICATE
+from rlplace.graph.sharding.axis import Axis, use_axis
+from rlplace.graph.sharding.lower import Assignment, lower
+from rlplace.graph.sharding.rules import REPLICATE
 from rlplace.graph.types import Placement, Shard
 from rlplace.runtime.shard import GroupAxis, shard_parameter, unshard
 

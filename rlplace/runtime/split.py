@@ -11,8 +11,8 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlplace.errors import InputError
-from rlplace.graph.axis import Axis, use_axis
 from rlplace.graph.program import Piece, Program, extract, prologue_of
+from rlplace.graph.sharding.axis import Axis, use_axis
 from rlplace.graph.types import OpGraph, Placement, Replicate
 from rlplace.plan.types import Plan
 from rlplace.runtime.boundary import borders, needs_gradient, numbers, stage_of

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rlplace.errors import CaptureError
 from rlplace.graph.capture import capture
 from rlplace.graph.program import Program, export_program, extract
-from rlplace.graph.twins import outputs_of, with_loss
+from rlplace.graph.tracing.twins import outputs_of, with_loss
 from rlplace.graph.types import Affine, OpGraph
 
 graph_of = functools.partial(capture, degrees=())

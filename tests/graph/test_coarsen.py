@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from rlplace.errors import InputError
 from rlplace.graph import library
-from rlplace.graph.anchors import is_anchor, kind, module_path
 from rlplace.graph.capture import capture
 from rlplace.graph.coarsen import MAX_GROUPS, coarsen
-from rlplace.graph.parts import MAX_ANCHORS
+from rlplace.graph.groups.anchors import is_anchor, kind, module_path
+from rlplace.graph.groups.parts import MAX_ANCHORS
 from rlplace.graph.program import Program, export_program, extract, prologue_of
 from rlplace.runtime.split import protected
 from tests.graph.branching_modules import EXAMPLES, WIDTH, Layers, example, exported

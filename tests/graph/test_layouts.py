@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rlplace.errors import InputError
-from rlplace.graph.borders import WHOLE
 from rlplace.graph.layouts import (
     activations_of,
     borders_of,
@@ -20,29 +18,16 @@ from rlplace.graph.layouts import (
     placements_of,
     solve,
 )
+from rlplace.graph.sharding.borders import WHOLE
 from rlplace.graph.types import Layout, Placement, Replicate, Shard
 from rlplace.runtime.shard_check import Case, deviation
-
-HELPERS = Path(__file__).parent / "sharded_pieces.py"
-
-
-def _load(name: str = "sharded_pieces") -> Any:
-    spec = importlib.util.spec_from_file_location(name, HELPERS.with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-on_threads = _load("thread_axis").on_threads
+from tests.graph import sharded_pieces
+from tests.graph.thread_axis import on_threads
 
 
 @pytest.fixture(scope="module")
 def groups() -> dict[str, list[Any]]:
-    module = _load()
-    return {family: list(module.samples(family)) for family in module.FAMILIES}
+    return {family: list(sharded_pieces.samples(family)) for family in sharded_pieces.FAMILIES}
 
 
 def _layout(sample: Any, degree: int = 2, pinned: Any = None) -> Layout:
@@ -256,7 +241,7 @@ def test_every_layout_computes_what_the_group_computes(
             assert assignment is not None
             case = Case(name, sample.piece, assignment, sample.inputs)
             sent = tuple((c.kind, int(c.floats(2))) for c in layouts[name].collectives)
-            for found in on_threads(degree, lambda axis, case=case: deviation(case, axis)):
+            for found in on_threads(degree, partial(deviation, case)):
                 assert max(found.outputs, found.gradients, found.states) < 1e-5, sample.name
                 assert found.sent == sent, sample.name
             names.append(name)
@@ -323,13 +308,13 @@ def test_the_layout_is_found_again_from_its_placements(groups: dict[str, list[An
 def test_two_runs_of_python_find_the_same() -> None:
     """Ranks search for themselves: nothing may depend on the order of a set of strings."""
     text = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import sharded_pieces as s\n"
+        "from tests.graph import sharded_pieces as s\n"
         "from rlplace.graph.layouts import solve\n"
         "print([repr(solve(x.piece, 2, x.grads)) for x in s.samples('t5')])"
     )
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", text, str(HELPERS.parent)],
+            [sys.executable, "-c", text],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,

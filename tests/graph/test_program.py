@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rlplace.graph import library
 from rlplace.graph.coarsen import coarsen
 from rlplace.graph.program import Program, export_program, extract, prologue_of
-from rlplace.graph.twins import meta_twin
+from rlplace.graph.tracing.twins import meta_twin
 
 FAMILIES = ["gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "dlrm"]
 

@@ -13,7 +13,7 @@ import torch
 
 from rlplace.errors import InputError
 from rlplace.graph import library
-from rlplace.graph.rules import Strategy
+from rlplace.graph.sharding.rules import Strategy
 from rlplace.graph.types import Affine, Collective, Layout, OpGraph, Replicate, Shard
 from rlplace.runtime.layout_cases import Subject, case_of, params_held, subjects_of
 from rlplace.runtime.layout_check import bytes_of, judge, run_cases

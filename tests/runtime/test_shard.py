@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplace.errors import InputError, RankFailedError
-from rlplace.graph.borders import WHOLE
 from rlplace.graph.layouts import activations_of, borders_of, find_bordered, find_layouts, solve
-from rlplace.graph.lower import Assignment
-from rlplace.graph.rules import Strategy
+from rlplace.graph.sharding.borders import WHOLE
+from rlplace.graph.sharding.lower import Assignment
+from rlplace.graph.sharding.rules import Strategy
 from rlplace.graph.types import Partial, Replicate, Shard
 from rlplace.runtime.shard import shard_parameter, unshard
 from rlplace.runtime.shard_check import Case, check_ranks

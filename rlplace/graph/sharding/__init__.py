@@ -1,0 +1,1 @@
+"""Layouts of a piece: rules of single ops, the search over them, and the local programs."""

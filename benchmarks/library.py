@@ -110,6 +110,7 @@ def table_of(rows: list[Row]) -> Table:
         "capture",
         "CPU",
         "imports",
+        "peak RSS",
     ):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -120,7 +121,7 @@ def table_of(rows: list[Row]) -> Table:
             str(row.groups),
             str(row.structures),
             f"{row.params / 1e6:,.2f} M",
-            f"{row.flops / 1e9:,.2f}",
+            f"{row.flops / 1e9:,.4g}",
             format_bytes(row.saved_bytes),
             f"{row.capture_seconds:.1f} s",
             f"{row.capture_cpu_seconds:.1f} s",

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _tiny_types import Tiny, Unbuildable, model_types, tiny_model
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
-from tiny_types import Tiny, Unbuildable, model_types, tiny_model
 
 STEPS = ("eager", "exported", "captured", "grouped", "sharded")
 _DEGREES = (2,)

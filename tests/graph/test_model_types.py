@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_types import Unbuildable, class_names, model_types, tiny_config, tiny_model
+from benchmarks._tiny_types import Unbuildable, class_names, model_types, tiny_config, tiny_model
 from rlplace.graph import capture as capture_file
 from rlplace.graph.capture import capture
 from rlplace.graph.program import Program, export_program

@@ -32,6 +32,10 @@ MODELS: dict[str, tuple[str, dict[str, Argument]]] = {
     "llama": ("llama", {**LAYERS, "kv_heads": 2}),
     "resnet": ("resnet", {"depths": "1,1", "widths": "16,32", "stem": 8, "image": 32}),
     "t5": ("t5", {**LAYERS, "head_dim": 8}),
+    "unet": ("unet-tiny", {}),
+    "dlrm": ("dlrm-tiny", {}),
+    "whisper": ("whisper-tiny", {}),
+    "gcn": ("gcn-tiny", {}),
 }
 
 
@@ -119,6 +123,11 @@ CASES = {
     "resnet pp2": Case("resnet", ((1, 1), (1, 1)), 2, exact=True),
     "resnet pp2 recompute": Case("resnet", ((1, 1), (1, 1)), 2, recompute="full", exact=True),
     "t5 pp2": Case("t5", ((1, 1), (1, 1)), 2),
+    "unet pp2": Case("unet", ((1, 1), (1, 1)), 2),
+    "unet tp2": Case("unet", ((1, 2),)),
+    "dlrm tp2": Case("dlrm", ((1, 2),), 2),
+    "whisper pp2": Case("whisper", ((1, 1), (1, 1)), 2),
+    "gcn pp2": Case("gcn", ((1, 1), (1, 1)), 2),
     "pp2 x dp2": Case("gpt", ((2, 1), (2, 1)), 2),
     "resnet pp2 x dp2": Case("resnet", ((2, 1), (2, 1)), 2),
     "tp2": Case("gpt", ((1, 2),), 2),
@@ -217,4 +226,5 @@ def test_equals_one_process(name: str) -> None:
             assert torch.equal(found.tensors[key], wanted), key
         error = float((found.tensors[key] - wanted).abs().max())
         assert error <= TOLERANCE * max(float(wanted.abs().max()), 1e-3 * largest), key
-    assert checked >= 2 * sum(key.startswith("weight/") for key in tensors)
+    frozen = case.model == "whisper"  # the positions of its encoder
+    assert checked >= 2 * sum(key.startswith("weight/") for key in tensors) - frozen

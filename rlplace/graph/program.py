@@ -148,7 +148,7 @@ def extract(
     for node in nodes:
         copies[node] = graph.node_copy(node, lambda source: copies[source])
         _move(copies[node], torch.device(device))
-        if writes_in_place(node) and node.args[0] in outside:
+        if writes_in_place(node) and (node.args[0] in outside or _spoils(node)):
             copies[node].target = _out_of_place(node.target)
     graph.output(tuple(copies[by_name[name]] for name in writes))
     piece = fx.GraphModule(torch.nn.Module(), graph)
@@ -181,6 +181,23 @@ def writes_in_place(node: fx.Node) -> bool:
     """Whether an op writes into its first argument."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+#: Ops whose backward needs their result.
+_KEEP_RESULT = ("softmax", "_softmax", "log_softmax", "exp", "sigmoid", "tanh", "sqrt", "rsqrt")
+
+
+def _spoils(node: fx.Node) -> bool:
+    """Whether an op writes into what the backward of its maker needs.
+
+    Autograd refuses that. It comes from the forward of a `torch.autograd.Function`, which has a
+    backward of its own that the export does not keep.
+    """
+    base = node.args[0]
+    if not isinstance(base, fx.Node) or not isinstance(base.target, torch._ops.OpOverload):
+        return False
+    last = all(user is node or user < node for user in base.users)
+    return last and base.target.overloadpacket.__name__ in _KEEP_RESULT
 
 
 def _out_of_place(target: Any) -> Any:

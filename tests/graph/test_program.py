@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -133,3 +134,38 @@ def test_call_with_other_arguments_is_refused() -> None:
     program = export_program(spec.make(), (), spec.example(2))
     with pytest.raises(ValueError, match="captured with"):
         program.unflatten((), {"input_ids": torch.zeros(2, 4)})
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(x, -1).masked_fill_(mask, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise AssertionError("the export does not keep it")
+
+
+def test_what_a_backward_needs_is_not_written_into() -> None:
+    """The forward of a Function may write into a softmax; what is run has autograd's backward."""
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            scores: Tensor = _MaskedSoftmax.apply(self.linear(x), mask)  # type: ignore[no-untyped-call]
+            return scores.square().sum()
+
+    module, x, mask = Attends(), torch.randn(3, 4), torch.rand(3, 4) > 0.5
+    with pytest.warns(UserWarning, match="_MaskedSoftmax"):
+        program = export_program(module, (x, mask))
+    piece = extract(program, [node.name for node in program.nodes], device="cpu")
+    states = dict(module.named_parameters())
+    given = {"x": x, "mask": mask}
+    (loss,) = piece.module(*(states[n] for _, n in piece.states), *(given[n] for n in piece.inputs))
+    gradient = torch.autograd.grad(loss, states["linear.weight"])[0]
+    plain = torch.softmax(module.linear(x), -1).masked_fill(mask, 0.0).square().sum()
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, states["linear.weight"])[0])

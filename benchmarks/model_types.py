@@ -247,7 +247,7 @@ def main() -> None:
     options = parser.parse_args()
     import transformers
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # theirs is untyped
     torch.set_num_threads(1)
     examine("llama")  # imports, once before the forks, all that they need
     types = sorted(model_types())

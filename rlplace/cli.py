@@ -115,7 +115,7 @@ def plan(
 
     Args:
         model: A library name (llama-3-8b, gpt2-demo), your own function as file.py:function that
-            returns (module, dict of example tensors), or an ONNX file (net.onnx).
+            returns (module, example inputs), or an ONNX file (net.onnx).
         cluster: A YAML file, or the short form: 8xA100-80, 4x8xH100-80:ib3200.
         global_batch: Samples of one optimizer step.
         seq_len: Tokens of a sample, for library models that have them.

@@ -19,7 +19,7 @@ def lay_out_attention(program: Program) -> None:
     for node in program.nodes:
         if node.target is not aten.scaled_dot_product_attention.default:
             continue
-        query, value = (node.args[i].meta["val"] for i in (0, 2))  # type: ignore[union-attr]
+        query, value = (node.args[i].meta["val"] for i in (0, 2))  # type: ignore[union-attr]  # nodes
         if query.shape[:-1] + value.shape[-1:] == query.shape:
             node.meta["val"] = torch.empty_like(query)
             _follow(node)

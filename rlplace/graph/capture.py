@@ -81,7 +81,7 @@ def capture(
     drafts = drafts_of(program, coarsen(program, granularity))
     uses = Counter(param for draft in drafts for param in draft.params)
     structures = Structures(program, degrees, frozenset(n for n in uses if uses[n] > 1))
-    with fx_config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]
+    with fx_config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]  # made late
         indices = [structures.index(draft) for draft in drafts]
     names = group_names(drafts)
     groups = tuple(

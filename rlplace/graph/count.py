@@ -93,6 +93,8 @@ def count(
     def line(quantity: Callable[[_Tape], float]) -> Affine:
         return Affine.through(BATCHES[0], quantity(low), BATCHES[1], quantity(high))
 
+    phases: tuple[_Phase, ...] = ("forward", "backward")
+    fused = {phase: (low.fused(phase), high.fused(phase)) for phase in phases}
     states = [(x, role) for x, role in zip(high.inputs, roles, strict=True) if _is_state(role)]
     sizes = {_key(x): (x.numel(), role == "param" and x.requires_grad) for x, role in states}
     work = Work(
@@ -102,9 +104,9 @@ def count(
         kernels=sum(op.phase == "forward" for op in high.ops),
         moved=line(lambda tape: tape.sum("moved", "forward")),
         backward_moved=line(lambda tape: tape.sum("moved", "backward")),
-        fused_kernels=len(high.fused("forward")),
-        fused_moved=line(lambda tape: sum(tape.fused("forward"))),
-        fused_backward_moved=line(lambda tape: sum(tape.fused("backward"))),
+        fused_kernels=len(fused["forward"][1]),
+        fused_moved=Affine.through(*_points(fused["forward"])),
+        fused_backward_moved=Affine.through(*_points(fused["backward"])),
         attention_flops=line(lambda tape: tape.attention_flops),
         score_floats=line(lambda tape: tape.scores),
         saved=line(lambda tape: tape.saved()[0]),
@@ -117,6 +119,11 @@ def count(
     )
     kept = {_key(tensor) for tensor in high.kept}
     return Count(work, tuple(_key(out) in kept for out in high.outputs))
+
+
+def _points(moved: tuple[list[int], list[int]]) -> tuple[int, float, int, float]:
+    """What all kernels move, at the two batch sizes."""
+    return BATCHES[0], sum(moved[0]), BATCHES[1], sum(moved[1])
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor
 

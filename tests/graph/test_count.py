@@ -195,10 +195,12 @@ def test_saved_bytes_are_those_of_a_real_run(model: tuple[str, library.Spec]) ->
         module(**inputs)
     works = [graph.structure(group.index).work for group in graph.groups]
     counted = sum(4 * work.saved(4) + work.saved_bytes(4) for work in works)
-    # The indices of a recommendation model are not counted, and are much of a tiny one. What two
-    # branches of a ResNet read is saved by both of their groups, which may be on two devices.
-    close = {"dlrm": 0.1, "resnet": 0.05}
-    assert counted == pytest.approx(total, rel=close.get(family, 0.005))
+    # A pool does not keep its result, so each group that reads it counts it: they may be on two
+    # devices. In one process the two branches of a ResNet's first block keep it once.
+    pooled = [4 * edge.floats(4) for edge in graph.edges if edge.tensor.startswith("max_pool")]
+    counted -= sum(pooled[1:])
+    # The indices of a recommendation model are not counted, and are much of a tiny one.
+    assert counted == pytest.approx(total, rel=0.1 if family == "dlrm" else 0.005)
 
 
 @pytest.mark.parametrize("shift", [0, 1])

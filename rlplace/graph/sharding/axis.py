@@ -131,51 +131,52 @@ def current_axis() -> Axis:
 
 def copy(tensor: Tensor) -> Tensor:
     """Identity; the gradient is summed over the devices."""
-    return _call(_Copy, tensor, _AXIS.get())
+    return apply(_Copy, tensor, _AXIS.get())
 
 
 def reduce(tensor: Tensor) -> Tensor:
     """Sum over the devices; the gradient passes as it is."""
-    return _call(_Reduce, tensor, _AXIS.get())
+    return apply(_Reduce, tensor, _AXIS.get())
 
 
 def split(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
     """The device's own part; the gradient is gathered."""
-    return _call(_Split, tensor, _AXIS.get(), dim, blocks, run)
+    return apply(_Split, tensor, _AXIS.get(), dim, blocks, run)
 
 
 def gather(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
     """The whole tensor; the gradient, which is that of the whole, is cut."""
-    return _call(_Gather, tensor, _AXIS.get(), dim, blocks, run, False)
+    return apply(_Gather, tensor, _AXIS.get(), dim, blocks, run, False)
 
 
 def gather_copy(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
     """The whole tensor, read for the device's share of work; the gradient is reduce-scattered."""
-    return _call(_Gather, tensor, _AXIS.get(), dim, blocks, run, True)
+    return apply(_Gather, tensor, _AXIS.get(), dim, blocks, run, True)
 
 
 def reduce_scatter(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
     """The device's own part of the sum over the devices; the gradient is gathered."""
-    return _call(_ReduceScatter, tensor, _AXIS.get(), dim, blocks, run)
+    return apply(_ReduceScatter, tensor, _AXIS.get(), dim, blocks, run)
 
 
 def exchange(tensor: Tensor, held: tuple[int, int, int], wanted: tuple[int, int, int]) -> Tensor:
     """From a shard of one dim to a shard of another, each given as (dim, blocks, run)."""
-    return _call(_Exchange, tensor, _AXIS.get(), held, wanted)
+    return apply(_Exchange, tensor, _AXIS.get(), held, wanted)
 
 
 def once(tensor: Tensor) -> Tensor:
     """A state whose gradient is a summand, read for work that all devices do alike."""
-    return _call(_Once, tensor, _AXIS.get())
+    return apply(_Once, tensor, _AXIS.get())
 
 
 def part(tensor: Tensor, dim: int, blocks: int = 1, run: int = 0) -> Tensor:
     """The device's own part of a state whose gradient is a summand: zero for the other parts."""
-    return _call(_Part, tensor, _AXIS.get(), dim, blocks, run)
+    return apply(_Part, tensor, _AXIS.get(), dim, blocks, run)
 
 
-def _call(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    out: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    """Apply a function with a gradient of its own; torch leaves its `apply` untyped."""
+    out: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]  # torch: untyped
     return out
 
 
@@ -200,6 +201,12 @@ class _Reduce(torch.autograd.Function):
         return grads[0], None
 
 
+def _whole(ctx: Any, grad: Tensor) -> Tensor:
+    """The gradients of all devices, joined."""
+    gathered = ctx.axis.all_gather(grad, ctx.dim)
+    return by_run(gathered, ctx.dim, ctx.blocks, ctx.axis.size)
+
+
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, axis: Axis, dim: int, blocks: int, run: int) -> Tensor:
@@ -208,8 +215,7 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        gathered = ctx.axis.all_gather(grads[0], ctx.dim)
-        return by_run(gathered, ctx.dim, ctx.blocks, ctx.axis.size), None, None, None, None
+        return _whole(ctx, grads[0]), None, None, None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -239,8 +245,7 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        gathered = ctx.axis.all_gather(grads[0], ctx.dim)
-        return by_run(gathered, ctx.dim, ctx.blocks, ctx.axis.size), None, None, None, None
+        return _whole(ctx, grads[0]), None, None, None, None
 
 
 class _Exchange(torch.autograd.Function):
@@ -314,7 +319,7 @@ def vocab_cross_entropy(
     `reduction` counts as in ATen: 0 none, 1 mean, 2 sum.
     """
     valid = target != ignore_index
-    losses = _call(_VocabCrossEntropy, logits, target, valid, _AXIS.get())
+    losses = apply(_VocabCrossEntropy, logits, target, valid, _AXIS.get())
     if reduction == 0:
         return losses
     return losses.sum() / valid.sum() if reduction == 1 else losses.sum()

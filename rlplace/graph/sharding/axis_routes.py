@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlplace.graph.sharding.axis import Axis, current_axis
+from rlplace.graph.sharding.axis import Axis, apply, current_axis
 
 
 def exchange_counts(ends: Tensor) -> Tensor:
@@ -43,14 +43,12 @@ def routed_ends(counts: Tensor) -> Tensor:
 
 def dispatch(rows: Tensor, counts: Tensor) -> Tensor:
     """Rows (own rows, features), sorted by expert, to those of the own experts, likewise."""
-    out: Tensor = _Route.apply(rows, counts, current_axis(), True)  # type: ignore[no-untyped-call]
-    return out
+    return apply(_Route, rows, counts, current_axis(), True)
 
 
 def combine(rows: Tensor, counts: Tensor) -> Tensor:
     """The inverse of `dispatch`."""
-    out: Tensor = _Route.apply(rows, counts, current_axis(), False)  # type: ignore[no-untyped-call]
-    return out
+    return apply(_Route, rows, counts, current_axis(), False)
 
 
 class _Route(torch.autograd.Function):

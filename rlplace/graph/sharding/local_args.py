@@ -141,7 +141,7 @@ def local_args(node: fx.Node, strategy: Strategy, args: list[Any], degree: int) 
         place = _SIZED[name]
         local[place] = _shorter(args[place], output.dim, degree)
     elif name == "unflatten" and isinstance(output, Shard):
-        first = int(args[1]) % node.args[0].meta["val"].ndim  # type: ignore[union-attr]
+        first = int(args[1]) % node.args[0].meta["val"].ndim  # type: ignore[union-attr]  # a node
         if 0 <= output.dim - first < len(args[2]):
             local[2] = _shorter(args[2], output.dim - first, degree)
     elif name in SPLITS and name != "chunk":

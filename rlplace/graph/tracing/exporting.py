@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
+import sympy  # type: ignore[import-untyped]  # has no stubs
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
@@ -126,11 +126,11 @@ def _export(
     names = argument_names(module.forward, args, kwargs)
     twin = make_twin(module, args, kwargs, way.device)
     dims = batch_dims(list(zip(names, (*twin.args, *twin.kwargs.values()), strict=True)), batch_dim)
-    shapes = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
+    shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]  # torch: untyped
     for tensor in pytree.tree_leaves((twin.args, twin.kwargs)):
         if id(tensor) in dims:
             shapes[tensor] = {dims[id(tensor)]: way.hint}
-    dynamic = shapes.dynamic_shapes(twin.module, twin.args, twin.kwargs)  # type: ignore[no-untyped-call]
+    dynamic = shapes.dynamic_shapes(twin.module, twin.args, twin.kwargs)
     with quiet_tracing(), watched_guards() as seen, lean_tracing():
         try:
             exported, functions = _run(twin, dynamic, way.lengths)
@@ -257,7 +257,7 @@ def _most(node: fx.Node) -> Any:
     """The most elements that an op can pick, as an expression of the batch; None if unknown."""
     source: Any = node.args[0] if node.args else None
     if _name(node) == "index":
-        indices = (i for i in node.args[1] or () if isinstance(i, fx.Node))  # type: ignore[union-attr]
+        indices = (i for i in node.args[1] or () if isinstance(i, fx.Node))  # type: ignore[union-attr]  # a list
         masks = [i for i in indices if i.meta["val"].dtype in (torch.bool, torch.uint8)]
         source = masks[0] if masks else None
     elif _name(node) == "masked_select":

@@ -24,6 +24,8 @@ class GroupCost:
         transient: Bytes that come and go while the group runs.
         logits: The part of `saved` that is class scores; of `transient`, where the group's forward
             runs again in the backward pass.
+        weight_backward: The part of `backward` that makes gradients of parameters only, which
+            zero-bubble schedules delay.
     """
 
     forward: float
@@ -35,6 +37,7 @@ class GroupCost:
     saved: float
     transient: float
     logits: float = 0.0
+    weight_backward: float = 0.0
 
 
 class CostModel(Protocol):

@@ -97,6 +97,46 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """Equal matmul-like kernels of a group: as many, and as large, as its efficiency depends on.
+
+    Sizes are those of one kernel, in samples of a micro-batch: `batch` products of a matrix of
+    `rows` x `depth` with one of `depth` x `columns`. An attention kernel has a product for each
+    head of each sample, of its queries (`rows`) with its keys (`columns`) over the width of a head
+    (`depth`); a convolution the positions of its output (`rows`) with its output channels
+    (`columns`) over input channels times the size of the kernel (`depth`), for each group of
+    channels (`batch`); a grouped matmul an equal share of the rows for each expert (`batch`).
+
+    Args:
+        kind: ``matmul``, ``attention`` (all products of one attention kernel), ``conv`` or
+            ``grouped``.
+        role: ``forward``, or which gradient a kernel of the backward pass makes: that of an
+            ``input``, or that of a ``weight``, which nothing in the backward pass waits for. The
+            backward of attention is one kernel, of role ``input``.
+        count: How many such kernels.
+        batch: Number of independent products in one kernel.
+        rows: Rows of the result of one product.
+        columns: Columns of the result of one product.
+        depth: Length of its sums.
+        flops: FLOPs of all `count` kernels together.
+        moved: Float elements that all of them together read and write.
+        causal: Attention in which a query sees no later key, so that a kernel may skip half of
+            `flops`, which counts all pairs.
+    """
+
+    kind: Literal["matmul", "attention", "conv", "grouped"]
+    role: Literal["forward", "input", "weight"]
+    count: int
+    batch: Affine
+    rows: Affine
+    columns: Affine
+    depth: Affine
+    flops: Affine
+    moved: Affine
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one micro-batch of a group costs on one device.
 
@@ -114,10 +154,17 @@ class Work:
         attention_flops: The part of `flops` that attention kernels do: what redoing the core
             attention costs.
         score_floats: Elements of the attention score matrices: a math kernel writes, reads and
-            saves them, a flash kernel does not. Not contained in the other fields.
+            saves them, a flash kernel does not. Not contained in the other fields. What it saves
+            is the output of the softmax: one float an element (2 bytes at 16 bits).
+        dropped_scores: The part of `score_floats` on which dropout acts. Of these a math kernel
+            saves the output of the dropout as well, one float, and its mask, one byte: 5 bytes an
+            element at 16 bits in all.
         saved: Float elements kept for the backward pass (by autograd's own rules, each storage
             once), the group's inputs included where it saves them.
         saved_bytes: Bytes kept for the backward pass of all other dtypes.
+        kept_by_ops: The part of `saved` that stays where all ops but matmul-like ones and
+            attention are redone in the backward pass: what those save or hand on to the rest. The
+            group's own inputs are not counted.
         logits_bytes: The part of `saved_bytes` that is class scores: what a loss keeps of its
             logits, in fp32 at every precision.
         transient: Float elements of the largest working set of one op.
@@ -126,6 +173,8 @@ class Work:
             `logits_bytes`.
         params: Trainable parameter elements on this device.
         frozen_params: Frozen parameter elements and buffers on this device.
+        products: The matmul-like ops of the forward and the backward pass by size; their FLOPs
+            sum up to `flops` and `backward_flops`. Empty where only totals are known.
     """
 
     flops: Affine = field(default_factory=Affine)
@@ -139,13 +188,16 @@ class Work:
     fused_backward_moved: Affine = field(default_factory=Affine)
     attention_flops: Affine = field(default_factory=Affine)
     score_floats: Affine = field(default_factory=Affine)
+    dropped_scores: Affine = field(default_factory=Affine)
     saved: Affine = field(default_factory=Affine)
     saved_bytes: Affine = field(default_factory=Affine)
+    kept_by_ops: Affine = field(default_factory=Affine)
     logits_bytes: Affine = field(default_factory=Affine)
     transient: Affine = field(default_factory=Affine)
     chunked_transient: Affine = field(default_factory=Affine)
     params: int = 0
     frozen_params: int = 0
+    products: tuple[Product, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +221,9 @@ class Layout:
         reads: Placement of each activation that it reads, in the order of `OpGraph.reads`; empty
             if all are replicated.
         writes: Of each tensor that it hands on, in the order of `Group.writes`, likewise.
+        gathered: Float elements of the gathered copies of cut activations that `work.saved`
+            contains, without the shards that they are made of: what is not kept where the backward
+            pass gathers again, as Megatron's does.
     """
 
     name: str
@@ -179,6 +234,7 @@ class Layout:
     axis: Literal["tp", "cp"] = "tp"
     reads: tuple[Placement, ...] = ()
     writes: tuple[Placement, ...] = ()
+    gathered: Affine = field(default_factory=Affine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Affine, OpGraph, Work
 from rlplace.plan.degrees import refuse_degree, refuse_unknown_degree, usable_degrees
+from rlplace.plan.frameworks import Framework, framework
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Instance:
             time. Estimated only: the runtime computes the loss at once.
         fused: Whether a compiler fuses the memory-bound ops (`rlplace.graph.fusion`). Estimated
             only: the runtime runs op by op.
+        framework: What runs the program: a name of `rlplace.plan.frameworks`, or constants of
+            one's own. ``torch`` is what rlplace itself runs.
 
     Raises:
         InputError: On an unknown name or a value out of range.
@@ -119,6 +122,7 @@ class Instance:
     tp_degrees: tuple[int, ...] | None = None
     loss_chunks: int = 1
     fused: bool = False
+    framework: str | Framework = "torch"
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -142,6 +146,7 @@ class Instance:
         ):
             if not chosen or not set(chosen) <= set(all_of):
                 raise InputError(name, chosen, f"some of {all_of}, at least one", all_of)
+        assert self.execution  # an unknown framework is refused here
         self._check_tp_degrees()
         for kind in self.cluster.kinds:
             if self.bytes.compute not in kind.peak_flops:
@@ -149,9 +154,14 @@ class Instance:
                 possible = [n for n, p in PRECISIONS.items() if p.compute in kind.peak_flops]
                 raise InputError("precision", self.precision, rule, ", ".join(possible))
 
+    @cached_property
+    def execution(self) -> Framework:
+        """The constants of the framework."""
+        return framework(self.framework) if isinstance(self.framework, str) else self.framework
+
     def traffic(self, work: Work) -> tuple[int, Affine, Affine]:
         """Kernels of the forward pass, float elements that it moves and that the backward moves."""
-        if self.fused:
+        if self.fused or self.execution.fused:
             return work.fused_kernels, work.fused_moved, work.fused_backward_moved
         return work.kernels, work.moved, work.backward_moved
 

@@ -28,6 +28,12 @@ class DeviceKind:
         overlap: Share of a collective that can hide behind compute (0 where the same cores do
             both, as on a CPU).
         reserve: Bytes that the context and the allocator take away.
+        sms: Multiprocessors over which the tiles of a matmul are dealt; 0 where its shape does not
+            matter (a CPU).
+        half_depth: Length of the sums of the matmul that reaches half of `max_efficiency`.
+        attention_efficiency: Share of the peak that a flash attention kernel reaches.
+        host_bandwidth: Bytes/s in one direction between a device and the memory of its host; 0
+            where it has none of its own.
     """
 
     name: str
@@ -40,6 +46,10 @@ class DeviceKind:
     memory_efficiency: float = 0.8
     overlap: float = 0.9
     reserve: int = 0
+    sms: int = 0
+    half_depth: float = 0.0
+    attention_efficiency: float = 0.5
+    host_bandwidth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
-"""The analytic cost model: roofline compute, α-β collectives, ZeRO and recompute.
+"""The analytic cost model: roofline compute, α-β collectives, ZeRO, recompute and offload.
 
-Compute of a group is matmul FLOPs over the peak times an efficiency that grows with the size of a
-kernel, plus bytes of all ops over the memory bandwidth (no fusion), plus launches. A mesh runs at
-its slowest device kind. Devices that share a core take turns, so a mesh with two ranks on a core
-takes twice as long.
+A mesh runs at its slowest device kind. Devices that share a core take turns, so a mesh with two
+ranks on a core takes twice as long.
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ from dataclasses import dataclass, field
 from rlplace.cluster.types import Cluster, DeviceKind
 from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
+from rlplace.cost.compute import Compute, compute
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Layout, Structure, Work
 from rlplace.plan.types import GroupChoice, Instance, Mesh
 from rlplace.units import MIB
 
-#: Passes over the score matrix that a math attention kernel makes forward (write, read, write the
-#: softmax, read it) and backward (the same twice).
-_SCORE_PASSES = (4, 8)
 #: Bytes on which rings are compared.
 _PROBE = 16 * MIB
 
@@ -47,6 +43,10 @@ class MeshView:
     shard: Ring
     replicate: Ring
     dp: Ring
+
+    def described(self, cluster: Cluster) -> list[DeviceKind]:
+        """The kinds themselves."""
+        return [kind for kind in cluster.kinds if kind.name in self.kinds]
 
 
 def view(cluster: Cluster, mesh: Mesh) -> MeshView:
@@ -87,6 +87,7 @@ class AnalyticCost:
     _views: dict[tuple[str, Mesh], MeshView] = field(default_factory=dict)
     _distinct: dict[MeshView, MeshView] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], tuple[Structure, GroupCost]] = field(default_factory=dict)
+    _computed: dict[tuple[object, ...], Compute] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def view(self, cluster: Cluster, mesh: Mesh) -> MeshView:
@@ -108,19 +109,38 @@ class AnalyticCost:
     ) -> GroupCost:
         """See `rlplace.cost.types.CostModel.group`."""
         looks = self.view(instance.cluster, mesh)
-        settings = (
-            instance.precision,
-            instance.optimizer,
-            instance.attention,
-            instance.loss_chunks,
-            instance.fused,
-        )
-        cluster = instance.cluster.fingerprint  # kinds of one name may differ, once calibrated
-        key = (id(structure), choice, id(looks), samples, boundary, settings, cluster)
+        settings = _settings(instance)
+        key = (id(structure), choice, id(looks), samples, boundary, settings)
         if key not in self._groups:
-            cost = _group(instance, structure, choice, mesh, looks, samples, boundary)
-            self._groups[key] = (structure, cost)  # held, so that its id is not used again
+            share = _Share(
+                instance=instance,
+                layout=find_layout(structure, choice.layout, mesh.tp),
+                choice=choice,
+                mesh=mesh,
+                looks=looks,
+                samples=samples,
+                compute=self._compute(instance, structure, choice.layout, mesh.tp, looks, samples),
+            )
+            # The structure is held, so that its id is not used again.
+            self._groups[key] = (structure, _group(share, boundary))
         return self._groups[key][1]
+
+    def _compute(
+        self,
+        instance: Instance,
+        structure: Structure,
+        layout: str,
+        degree: int,
+        looks: MeshView,
+        samples: float,
+    ) -> Compute:
+        """Compute of a group, which ZeRO and recompute do not change."""
+        key = (id(structure), layout, degree, id(looks), samples, _settings(instance))
+        if key not in self._computed:
+            work = find_layout(structure, layout, degree).work
+            kinds = looks.described(instance.cluster)
+            self._computed[key] = compute(instance, work, kinds, looks.turns, samples)
+        return self._computed[key]
 
     def transfer(
         self, instance: Instance, source: Mesh, target: Mesh, floats: float, other: float
@@ -141,49 +161,91 @@ def _transfer(cluster: Cluster, source: Mesh, target: Mesh, size: float) -> floa
     return once * (target.tp if len(nodes) > 1 else 1)
 
 
-def _group(
-    instance: Instance,
-    structure: Structure,
-    choice: GroupChoice,
-    mesh: Mesh,
-    looks: MeshView,
-    samples: float,
-    boundary: float,
-) -> GroupCost:
-    layout = find_layout(structure, choice.layout, mesh.tp)
-    work = layout.work
-    kinds = [kind for kind in instance.cluster.kinds if kind.name in looks.kinds]
-    forward, backward = _compute(instance, work, kinds, looks.turns, samples)
-    overlap = min(kind.overlap for kind in kinds)
-    exchange = {
-        phase: sum(
-            seconds(c.kind, c.floats(samples) * instance.bytes.activation, looks.tp)
-            for c in layout.collectives
-            if c.phase == phase
-        )
-        for phase in ("forward", "backward")
-    }
-    gather, scatter, reduce, publish = _states_traffic(instance, work, choice, looks)
+def _settings(instance: Instance) -> tuple[object, ...]:
+    """What a cost depends on beside the group; kinds of one name may differ, once calibrated."""
+    return (
+        instance.precision,
+        instance.optimizer,
+        instance.attention,
+        instance.loss_chunks,
+        instance.fused,
+        instance.execution,
+        instance.global_batch,
+        instance.cluster.fingerprint,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A group with a choice on a mesh: what one device does of it for `samples` of a replica."""
+
+    instance: Instance
+    layout: Layout
+    choice: GroupChoice
+    mesh: Mesh
+    looks: MeshView
+    samples: float
+    compute: Compute
+
+    @property
+    def work(self) -> Work:
+        return self.layout.work
+
+    @property
+    def kinds(self) -> list[DeviceKind]:
+        return self.looks.described(self.instance.cluster)
+
+    @property
+    def overlap(self) -> float:
+        return min(kind.overlap for kind in self.kinds)
+
+    @property
+    def micro_batches(self) -> float:
+        return self.instance.global_batch / (self.samples * self.mesh.dp)
+
+
+def _group(share: _Share, boundary: float) -> GroupCost:
+    instance, choice, mesh, samples = share.instance, share.choice, share.mesh, share.samples
+    own, run = share.compute, share.instance.execution
+    forward_exchange, backward_exchange = (
+        _exchange_seconds(share, phase) for phase in ("forward", "backward")
+    )
+    gather, scatter, reduce, publish = _states_traffic(share)
     redo = {
         "none": 0.0,
-        "attention": _attention_seconds(instance, work, kinds, looks.turns, samples),
-        "full": forward + exchange["forward"],
+        "attention": own.attention,
+        "ops": own.light,
+        "full": own.forward + forward_exchange,
     }[choice.recompute]
-    optimizer = _optimizer_seconds(instance, work, choice, mesh, kinds) * looks.turns
+    backward = own.backward + redo + _accumulate_seconds(share)
+    hides = share.overlap if run.overlap_gather else 0.0
     return GroupCost(
-        forward=forward + exchange["forward"] + max(0.0, gather - overlap * forward),
-        backward=backward
-        + redo
-        + exchange["backward"]
-        + max(0.0, gather + scatter - overlap * backward),
+        forward=own.forward + forward_exchange + max(0.0, gather - hides * own.forward),
+        backward=backward + backward_exchange + max(0.0, gather + scatter - hides * backward),
         reduce=reduce,
-        hidden=overlap,
-        optimizer=optimizer + publish,
-        static=memory.states(instance, work, choice, mesh).total,
-        saved=memory.saved(instance, work, choice, samples, boundary),
-        transient=memory.transient(instance, work, choice, mesh, samples),
-        logits=memory.logits(instance, work, samples),
+        hidden=share.overlap if run.overlap_reduce else 0.0,
+        optimizer=_optimizer_seconds(share) + publish,
+        static=memory.states(instance, share.work, choice, mesh).total,
+        saved=memory.saved(instance, share.layout, choice, samples, boundary),
+        transient=memory.transient(instance, share.layout, choice, mesh, samples),
+        logits=memory.logits(instance, share.work, samples),
+        weight_backward=own.weight,
     )
+
+
+def _exchange_seconds(share: _Share, phase: str) -> float:
+    """Seconds of the layout's collectives of a phase; they are exposed.
+
+    Where the backward pass gathers again what a sequence layout reads, its gathers run a second
+    time.
+    """
+    size = share.instance.bytes.activation
+    again = phase == "backward" and share.instance.execution.regather
+    total = 0.0
+    for one in share.layout.collectives:
+        if one.phase == phase or (again and one.kind == "all_gather"):
+            total += seconds(one.kind, one.floats(share.samples) * size, share.looks.tp)
+    return total
 
 
 def find_layout(structure: Structure, name: str, degree: int) -> Layout:
@@ -192,91 +254,52 @@ def find_layout(structure: Structure, name: str, degree: int) -> Layout:
     Raises:
         KeyError: If the structure has no such layout at this degree; `check` refuses such plans.
     """
-    for layout in structure.layouts_at(degree):
+    for layout in structure.layouts_with("tp", degree):
         if layout.name == name:
             return layout
     raise KeyError(f"no layout {name!r} at tp={degree}")
 
 
-def _compute(
-    instance: Instance, work: Work, kinds: list[DeviceKind], turns: int, samples: float
-) -> tuple[float, float]:
-    """Seconds of the forward and the backward, on the slowest kind."""
-    score = work.score_floats(samples) if instance.attention == "math" else 0.0
-    size = instance.bytes.activation
-    kernels, forward_moved, backward_moved = instance.traffic(work)
-    totals = []
-    for flops, moved, passes, launches in (
-        (work.flops, forward_moved, _SCORE_PASSES[0], 1),
-        (work.backward_flops, backward_moved, _SCORE_PASSES[1], 2),
-    ):
-        bytes_moved = (moved(samples) + passes * score) * size
-        slowest = max(
-            matmul_seconds(kind, instance.bytes.compute, flops(samples), work.matmuls * launches)
-            + bytes_moved / (kind.bandwidth * kind.memory_efficiency)
-            + kernels * launches * kind.launch_overhead
-            for kind in kinds
-        )
-        totals.append(slowest * turns)
-    return totals[0], totals[1]
-
-
-def _attention_seconds(
-    instance: Instance, work: Work, kinds: list[DeviceKind], turns: int, samples: float
-) -> float:
-    """Seconds of the forward of the core attention alone, as one kernel."""
-    flops = work.attention_flops(samples)
-    if flops == 0.0:
-        return 0.0
-    score = work.score_floats(samples) if instance.attention == "math" else 0.0
-    bytes_moved = _SCORE_PASSES[0] * score * instance.bytes.activation
-    slowest = max(
-        matmul_seconds(kind, instance.bytes.compute, flops, 1)
-        + bytes_moved / (kind.bandwidth * kind.memory_efficiency)
-        + kind.launch_overhead
-        for kind in kinds
-    )
-    return slowest * turns
-
-
-def matmul_seconds(kind: DeviceKind, dtype: str, flops: float, kernels: int) -> float:
-    """Seconds of `flops` in `kernels` equal matmuls: efficiency ``max * x / (x + half)``."""
-    if flops <= 0.0:
-        return 0.0
-    each = flops / max(kernels, 1)
-    efficiency = kind.max_efficiency * each / (each + kind.half_flops)
-    return flops / (kind.peak_flops[dtype] * efficiency)
-
-
-def _states_traffic(
-    instance: Instance, work: Work, choice: GroupChoice, looks: MeshView
-) -> tuple[float, float, float, float]:
+def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
     """Seconds of (gather a pass, scatter a micro-batch, reduce a step, publish a step).
 
     ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and gathers the updated weights;
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers before every pass.
     """
-    shard = looks.shard.ranks
-    gradients = float(work.params * instance.bytes.gradient)
-    weights = float(work.params * instance.bytes.weight)
-    if choice.zero == 0 or shard == 1:
+    looks, work, zero = share.looks, share.work, share.choice.zero
+    ranks = looks.shard.ranks
+    gradients = float(work.params * share.instance.bytes.gradient)
+    weights = float(work.params * share.instance.bytes.weight)
+    if zero == 0 or ranks == 1:
         return 0.0, 0.0, seconds("all_reduce", gradients, looks.dp), 0.0
     scatter = seconds("reduce_scatter", gradients, looks.shard)
-    across = seconds("all_reduce", gradients / shard, looks.replicate)
+    across = seconds("all_reduce", gradients / ranks, looks.replicate)
     publish = seconds("all_gather", weights, looks.shard)
-    if choice.zero == 1:
+    if zero == 1:
         return 0.0, 0.0, scatter + across, publish
-    if choice.zero == 2:
+    if zero == 2:
         return 0.0, scatter, across, publish
-    frozen = float(work.frozen_params * instance.bytes.weight)
+    frozen = float(work.frozen_params * share.instance.bytes.weight)
     return seconds("all_gather", weights + frozen, looks.shard), scatter, across, 0.0
 
 
-def _optimizer_seconds(
-    instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh, kinds: list[DeviceKind]
-) -> float:
+def _accumulate_seconds(share: _Share) -> float:
+    """Adding a micro-batch's gradients to the sum of those before; the first has nothing to add."""
+    count = share.micro_batches
+    size = share.instance.bytes
+    params = share.work.params / (share.mesh.dp_shard if share.choice.zero >= 2 else 1)
+    added = params * (2 * size.gradient + size.weight)
+    return _memory_seconds(share, added) * (1.0 - 1.0 / count)
+
+
+def _optimizer_seconds(share: _Share) -> float:
     """Reads weight, gradient and states, writes weight and states; bound by memory bandwidth."""
-    local = work.params / (mesh.dp_shard if choice.zero else 1)
-    size = instance.bytes
-    bytes_moved = local * (2 * size.weight + size.gradient + 2 * instance.optimizer_bytes)
-    return max(bytes_moved / (kind.bandwidth * kind.memory_efficiency) for kind in kinds)
+    size = share.instance.bytes
+    local = share.work.params / (share.mesh.dp_shard if share.choice.zero else 1)
+    moved = local * (2 * size.weight + size.gradient + 2 * share.instance.optimizer_bytes)
+    return _memory_seconds(share, moved)
+
+
+def _memory_seconds(share: _Share, moved: float) -> float:
+    slowest = max(moved / (kind.bandwidth * kind.memory_efficiency) for kind in share.kinds)
+    return slowest * share.looks.turns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlplace.graph.types import Work
+from rlplace.graph.types import Layout, Work
 from rlplace.plan.types import GroupChoice, Instance, Mesh
 
 
@@ -34,17 +34,19 @@ def states(instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh) -> S
 
 
 def saved(
-    instance: Instance, work: Work, choice: GroupChoice, samples: float, boundary: float
+    instance: Instance, layout: Layout, choice: GroupChoice, samples: float, boundary: float
 ) -> float:
     """Bytes kept from the forward to the backward of one micro-batch."""
     if choice.recompute == "full":
         return boundary
+    if choice.recompute == "ops":
+        return boundary + layout.work.kept_by_ops(samples) * instance.bytes.activation
     scores = choice.recompute == "none"
-    return _saved_by_autograd(instance, work, samples, scores=scores)
+    return _saved_by_autograd(instance, layout, samples, scores=scores)
 
 
 def transient(
-    instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh, samples: float
+    instance: Instance, layout: Layout, choice: GroupChoice, mesh: Mesh, samples: float
 ) -> float:
     """Bytes that come and go while a group runs.
 
@@ -52,14 +54,14 @@ def transient(
     (ZeRO-2, 3) of the group; what autograd saves while a recomputed group is in backward, or the
     score matrices where only the core attention is redone.
     """
-    size = instance.bytes
+    size, work = instance.bytes, layout.work
     peak = _working_set(instance, work, samples) * size.activation
     if choice.zero >= 2 and mesh.dp_shard > 1:
         peak += work.params * size.gradient
     if choice.zero == 3 and mesh.dp_shard > 1:
         peak += (work.params + work.frozen_params) * size.weight
-    if choice.recompute == "full":
-        peak += _saved_by_autograd(instance, work, samples)
+    if choice.recompute in ("full", "ops"):
+        peak += _saved_by_autograd(instance, layout, samples)
     elif choice.recompute == "attention":
         peak += _score_floats(instance, work, samples) * size.activation
     return peak
@@ -79,12 +81,22 @@ def _working_set(instance: Instance, work: Work, samples: float) -> float:
 
 
 def _saved_by_autograd(
-    instance: Instance, work: Work, samples: float, *, scores: bool = True
+    instance: Instance, layout: Layout, samples: float, *, scores: bool = True
 ) -> float:
+    """What autograd keeps; where the backward pass gathers again, shards instead of whole copies.
+
+    A math kernel keeps the softmax of the scores and, where there is dropout, its output and its
+    mask.
+    """
+    work, size = layout.work, instance.bytes.activation
     floats = work.saved(samples)
-    if scores:
-        floats += _score_floats(instance, work, samples)
-    whole = floats * instance.bytes.activation + work.saved_bytes(samples)
+    if instance.execution.regather:
+        floats -= layout.gathered(samples)
+    others = work.saved_bytes(samples)
+    if scores and instance.attention == "math":
+        floats += work.score_floats(samples) + work.dropped_scores(samples)
+        others += work.dropped_scores(samples)
+    whole = floats * size + others
     return whole - (work.logits_bytes(samples) - logits(instance, work, samples))
 
 

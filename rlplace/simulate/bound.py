@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlplace.cluster.types import DeviceKind
-from rlplace.cost.analytic import matmul_seconds
+from rlplace.cost.compute import matmul_seconds
 from rlplace.graph.types import Affine, Structure, Work
 from rlplace.plan.types import Instance
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.cluster.types import Cluster, Link
-from rlplace.cost.analytic import AnalyticCost, find_layout, matmul_seconds, view
+from rlplace.cost.analytic import AnalyticCost, find_layout, view
+from rlplace.cost.compute import matmul_seconds
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Affine, Structure, Work
 from rlplace.plan.testing import NIC, chain, cluster, round_kind, transformer
@@ -34,7 +35,8 @@ _WORK = Work(
 def _cost(
     devices: Cluster, mesh: Mesh, choice: GroupChoice | None = None, samples: float = 1.0
 ) -> GroupCost:
-    instance = Instance(chain([1.0]), devices, 64)
+    # One micro-batch a step: no gradients to add to.
+    instance = Instance(chain([1.0]), devices, max(1, round(samples * mesh.dp)))
     structure = Structure("x", _WORK)
     return AnalyticCost().group(instance, structure, choice or GroupChoice(), mesh, samples, 0.0)
 
@@ -56,6 +58,17 @@ def test_compute_is_flops_and_bytes_and_launches() -> None:
     assert cost.backward == pytest.approx(backward)
     moved = 10**7 * (2 * 2 + 2 + 2 * 12)
     assert cost.optimizer == pytest.approx(moved / 0.8e12)
+
+
+def test_gradients_of_later_micro_batches_are_added() -> None:
+    one = cluster([[_KIND]])
+    structure, cost = Structure("x", _WORK), AnalyticCost()
+    once, four = (
+        cost.group(Instance(chain([1.0]), one, n), structure, GroupChoice(), Mesh((0,)), 1.0, 0.0)
+        for n in (1, 4)
+    )
+    added = 10**7 * (2 + 2 + 2)  # the sum is read and written, the new gradient is read
+    assert four.backward - once.backward == pytest.approx(3 / 4 * added / 1e12)
 
 
 def test_a_math_kernel_moves_the_scores() -> None:

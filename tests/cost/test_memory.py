@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlplace.cluster.catalogue import DEVICE_KINDS
 from rlplace.cost.memory import logits, saved, states, transient
-from rlplace.graph.types import Affine, Work
+from rlplace.graph.types import Affine, Layout, Work
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import OPTIMIZERS, PRECISIONS, GroupChoice, Instance, Mesh
 from rlplace.plan.uniform import uniform_plan
@@ -26,6 +26,7 @@ _WORK = Work(
     params=1000,
     frozen_params=200,
 )
+_LAYOUT = Layout("replicate", 1, _WORK)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +72,19 @@ def test_frozen_parameters_have_weights_only() -> None:
 def test_activations() -> None:
     none, full = GroupChoice(), GroupChoice(recompute="full")
     flash, math = _INSTANCE, replace(_INSTANCE, attention="math")
-    assert saved(flash, _WORK, none, 2, 40.0) == 2 * (100 * 2 + 7)
-    assert saved(math, _WORK, none, 2, 40.0) == 2 * (150 * 2 + 7)
-    assert saved(flash, _WORK, full, 2, 40.0) == 40.0, "the inputs alone"
-    assert transient(flash, _WORK, full, Mesh((0,)), 2) == 2 * 30 * 2 + 2 * (100 * 2 + 7)
+    assert saved(flash, _LAYOUT, none, 2, 40.0) == 2 * (100 * 2 + 7)
+    assert saved(math, _LAYOUT, none, 2, 40.0) == 2 * (150 * 2 + 7)
+    assert saved(flash, _LAYOUT, full, 2, 40.0) == 40.0, "the inputs alone"
+    assert transient(flash, _LAYOUT, full, Mesh((0,)), 2) == 2 * 30 * 2 + 2 * (100 * 2 + 7)
 
 
 def test_redoing_the_core_attention() -> None:
     redo, none = GroupChoice(recompute="attention"), GroupChoice()
     flash, math = _INSTANCE, replace(_INSTANCE, attention="math")
-    assert saved(math, _WORK, redo, 2, 40.0) == saved(flash, _WORK, none, 2, 40.0)
-    assert saved(flash, _WORK, redo, 2, 40.0) == saved(flash, _WORK, none, 2, 40.0)
+    assert saved(math, _LAYOUT, redo, 2, 40.0) == saved(flash, _LAYOUT, none, 2, 40.0)
+    assert saved(flash, _LAYOUT, redo, 2, 40.0) == saved(flash, _LAYOUT, none, 2, 40.0)
     mesh = Mesh((0,))
-    more = transient(math, _WORK, redo, mesh, 2) - transient(math, _WORK, none, mesh, 2)
+    more = transient(math, _LAYOUT, redo, mesh, 2) - transient(math, _LAYOUT, none, mesh, 2)
     assert more == 2 * 50 * 2, "the scores of the group that is in backward"
 
 
@@ -98,9 +99,9 @@ def test_a_loss_in_chunks(chunks: int, largest: float) -> None:
     )
     instance = replace(_INSTANCE, loss_chunks=chunks)
     assert logits(instance, work, 2) == 800.0 / chunks
-    assert saved(instance, work, GroupChoice(), 2, 40.0) == 2 * (100 * 2 + 7) + 800.0 / chunks
-    assert transient(instance, work, GroupChoice(), Mesh((0,)), 2) == 2 * largest * 2
-    plain = transient(instance, _WORK, GroupChoice(), Mesh((0,)), 2)
+    assert saved(instance, Layout("replicate", 1, work), GroupChoice(), 2, 40.0) == 2 * (100 * 2 + 7) + 800.0 / chunks
+    assert transient(instance, Layout("replicate", 1, work), GroupChoice(), Mesh((0,)), 2) == 2 * largest * 2
+    plain = transient(instance, _LAYOUT, GroupChoice(), Mesh((0,)), 2)
     assert plain == 2 * 30.0 * 2, "a group without a loss does not change"
 
 
@@ -109,8 +110,8 @@ def test_zero_gathers_what_it_shards() -> None:
     working_set = 30.0 * 2
     for zero, extra in ((0, 0), (1, 0), (2, 1000 * 2), (3, 1000 * 2 + 1200 * 2)):
         choice = GroupChoice(zero=zero)
-        assert transient(_INSTANCE, _WORK, choice, mesh, 1) == working_set + extra
-    assert transient(_INSTANCE, _WORK, GroupChoice(zero=3), Mesh((0, 1), 2), 1) == working_set
+        assert transient(_INSTANCE, _LAYOUT, choice, mesh, 1) == working_set + extra
+    assert transient(_INSTANCE, _LAYOUT, GroupChoice(zero=3), Mesh((0, 1), 2), 1) == working_set
 
 
 @given(

@@ -25,7 +25,14 @@ from rlplace.plan.types import Instance
 SCORE_PASSES = (4, 8)
 #: Tiles (rows, columns) that matmul kernels come in, with the share of the speed of the largest
 #: that each reaches: a smaller tile reads its operands more often.
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
+_TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.85),
+    (64, 128, 0.85),
+    (64, 64, 0.7),
+)
 #: A flash kernel's backward does five matmuls where two are counted forward and four backward: it
 #: computes the scores again (Dao, arXiv 2307.08691).
 _FLASH_BACKWARD = 5 / 4

@@ -99,8 +99,14 @@ def test_a_loss_in_chunks(chunks: int, largest: float) -> None:
     )
     instance = replace(_INSTANCE, loss_chunks=chunks)
     assert logits(instance, work, 2) == 800.0 / chunks
-    assert saved(instance, Layout("replicate", 1, work), GroupChoice(), 2, 40.0) == 2 * (100 * 2 + 7) + 800.0 / chunks
-    assert transient(instance, Layout("replicate", 1, work), GroupChoice(), Mesh((0,)), 2) == 2 * largest * 2
+    assert (
+        saved(instance, Layout("replicate", 1, work), GroupChoice(), 2, 40.0)
+        == 2 * (100 * 2 + 7) + 800.0 / chunks
+    )
+    assert (
+        transient(instance, Layout("replicate", 1, work), GroupChoice(), Mesh((0,)), 2)
+        == 2 * largest * 2
+    )
     plain = transient(instance, _LAYOUT, GroupChoice(), Mesh((0,)), 2)
     assert plain == 2 * 30.0 * 2, "a group without a loss does not change"
 

@@ -1,0 +1,101 @@
+"""Compute of a group by hand: shapes of matmuls, attention, the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlplace.cost.compute import compute, matmul_efficiency, product_seconds
+from rlplace.graph.types import Affine, Product, Work
+from rlplace.plan.frameworks import Framework
+from rlplace.plan.testing import chain, cluster, round_kind
+from rlplace.plan.types import Instance
+
+_KIND = replace(round_kind(), sms=4, attention_efficiency=0.5)
+_INSTANCE = Instance(chain([1.0]), cluster([[_KIND]]), 1)
+
+
+def _product(
+    rows: int, columns: int, depth: int, *, kind: str = "matmul", role: str = "forward"
+) -> Product:
+    flops = 2.0 * rows * columns * depth
+    sizes = (Affine(1.0), Affine(float(rows)), Affine(float(columns)), Affine(float(depth)))
+    return Product(kind, role, 1, *sizes, Affine(flops), Affine(0.0))  # type: ignore[arg-type]  # any literal
+
+
+def test_a_result_that_fills_its_waves_reaches_the_peak() -> None:
+    assert matmul_efficiency(_KIND, 1, 512, 256, 64) == 1.0
+    assert matmul_efficiency(_KIND, 4, 256, 128, 64) == 1.0, "four products of a tile each"
+
+
+def test_the_last_wave_counts_whole() -> None:
+    # Five tiles of 256 x 128 on four multiprocessors are two waves, eight places.
+    five = matmul_efficiency(_KIND, 1, 5 * 256, 128, 64)
+    assert five == pytest.approx(max(5 / 8, 0.95 * 10 / 12, 0.85 * 20 / 20))
+
+
+def test_an_empty_part_of_a_tile_is_computed_all_the_same() -> None:
+    # One row: the best is the smallest tile, of which one row of 64 is of use.
+    assert matmul_efficiency(_KIND, 1, 1, 256, 64) == pytest.approx(0.7 * 1 / 64)
+
+
+def test_a_short_sum_does_not_fill_the_pipeline() -> None:
+    kind = replace(_KIND, half_depth=64.0)
+    assert matmul_efficiency(kind, 1, 512, 256, 64) == 0.5
+    assert matmul_efficiency(kind, 1, 512, 256, 192) == 0.75
+
+
+def test_the_shape_does_not_matter_on_a_cpu() -> None:
+    assert matmul_efficiency(round_kind(), 1, 1, 1, 7) == 1.0
+
+
+@given(
+    st.integers(1, 8), st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000),
+    st.integers(0, 140),
+)  # fmt: skip
+def test_no_shape_is_above_the_best(
+    batch: int, rows: int, columns: int, depth: int, sms: int
+) -> None:
+    kind = replace(_KIND, sms=sms, half_depth=100.0, max_efficiency=0.8)
+    assert 0.0 < matmul_efficiency(kind, batch, rows, columns, depth) <= 0.8
+    by_side = matmul_efficiency(kind, batch, columns, rows, depth)
+    assert by_side == matmul_efficiency(kind, batch, rows, columns, depth)
+
+
+def test_a_product_takes_the_longer_of_flops_and_bytes() -> None:
+    product = _product(512, 256, 64)
+    flops = 2 * 512 * 256 * 64
+    assert product_seconds(_INSTANCE, _KIND, product, 1.0) == pytest.approx(flops / 1e12)
+    heavy = replace(product, moved=Affine(1e9))
+    assert product_seconds(_INSTANCE, _KIND, heavy, 1.0) == pytest.approx(2e9 / 1e12)
+
+
+def test_flash_attention_skips_what_is_masked_and_redoes_the_scores_backward() -> None:
+    forward = _product(512, 512, 64, kind="attention")
+    plain = product_seconds(_INSTANCE, _KIND, forward, 1.0)
+    assert plain == pytest.approx(2 * 512 * 512 * 64 / 0.5e12)
+    causal = product_seconds(_INSTANCE, _KIND, replace(forward, causal=True), 1.0)
+    assert causal == pytest.approx(plain / 2)
+    backward = product_seconds(_INSTANCE, _KIND, replace(forward, role="input"), 1.0)
+    assert backward == pytest.approx(plain * 5 / 4)
+    math = replace(_INSTANCE, attention="math")
+    assert product_seconds(math, _KIND, replace(forward, causal=True), 1.0) == pytest.approx(
+        plain / 2
+    ), "a math kernel computes all pairs, as a matmul"
+
+
+def test_the_host_runs_ahead_of_the_device() -> None:
+    products = (_product(512, 256, 64), replace(_product(512, 256, 64), role="weight"))
+    work = Work(kernels=10, moved=Affine(1e6), backward_moved=Affine(1e6), products=products)
+    matmul, light = 2 * 512 * 256 * 64 / 1e12, 2e6 / 1e12
+    quick = compute(_INSTANCE, work, [_KIND], 1, 1.0)
+    assert quick.forward == pytest.approx(matmul + light)
+    assert quick.weight == pytest.approx(matmul)
+    slow = replace(_INSTANCE, framework=Framework("slow", launch=1e-3, backward_launch=2e-3))
+    bound = compute(slow, work, [_KIND], 1, 1.0)
+    assert bound.forward == pytest.approx(10 * 1e-3)
+    assert bound.backward == pytest.approx(20 * 2e-3)
+    assert compute(_INSTANCE, work, [_KIND], 3, 1.0).forward == 3 * quick.forward

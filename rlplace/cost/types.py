@@ -26,6 +26,7 @@ class GroupCost:
             runs again in the backward pass.
         weight_backward: The part of `backward` that makes gradients of parameters only, which
             zero-bubble schedules delay.
+        optimizer_transient: Bytes that come and go while the optimizer steps.
     """
 
     forward: float
@@ -38,6 +39,7 @@ class GroupCost:
     transient: float
     logits: float = 0.0
     weight_backward: float = 0.0
+    optimizer_transient: float = 0.0
 
 
 class CostModel(Protocol):

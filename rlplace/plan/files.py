@@ -10,15 +10,19 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlplace.errors import InputError
-from rlplace.plan.types import Plan
+from rlplace.plan.orders import format_orders, parse_orders
+from rlplace.plan.types import Action, Plan
 
 FORMAT = 1
 _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
+_ACTIONS: TypeAdapter[tuple[Action, ...]] = TypeAdapter(tuple[Action, ...])
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
-    """A plan as plain JSON data."""
-    return {"format": FORMAT, "plan": _ADAPTER.dump_python(plan, mode="json")}
+    """A plan as plain JSON data; the action lists of a lane as text (`parse_orders`)."""
+    content = _ADAPTER.dump_python(plan, mode="json")
+    content["orders"] = [format_orders([lane]) for lane in plan.orders]
+    return {"format": FORMAT, "plan": content}
 
 
 def parse_plan(data: Any, where: str = "plan") -> Plan:
@@ -32,7 +36,7 @@ def parse_plan(data: Any, where: str = "plan") -> Plan:
     if data["format"] != FORMAT:
         rule = f"this version of rlplace reads format {FORMAT}"
         raise InputError(f"{where}: format", data["format"], rule, FORMAT)
-    content = data.get("plan")
+    content = _with_actions(data.get("plan"), where)
     try:
         # Strict as to types; from JSON text, where a tuple may be a list.
         plan = _ADAPTER.validate_json(json.dumps(content), strict=True)
@@ -43,6 +47,17 @@ def parse_plan(data: Any, where: str = "plan") -> Plan:
     for field, value in _ignored(content, _ADAPTER.dump_python(plan, mode="json")):
         raise InputError(f"{where}: {field}", value, "a plan has no such field")
     return plan
+
+
+def _with_actions(content: Any, where: str) -> Any:
+    """The content of a plan file with its action lists as actions in place of text."""
+    if not isinstance(content, dict) or not content.get("orders"):
+        return content
+    lines = content["orders"]
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise InputError(f"{where}: orders", lines, "a text of actions for each lane", ["0F0 0B0"])
+    parsed = [_ACTIONS.dump_python(lane, mode="json") for lane in parse_orders("\n".join(lines))]
+    return {**content, "orders": parsed}
 
 
 def _ignored(given: Any, kept: Any, path: str = "") -> Iterator[tuple[str, object]]:

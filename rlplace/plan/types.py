@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -62,7 +62,10 @@ RUN_ZERO_LEVELS = (0, 1)
 ATTENTION_KERNELS = ("flash", "math")
 
 #: From what keeps most to what keeps least.
-RECOMPUTE_MODES = ("none", "attention", "full")
+RECOMPUTE_MODES = ("none", "attention", "ops", "full")
+
+#: Beside them: redone as one with the group before it.
+JOINED = "joined"
 
 #: Recompute modes that `rlplace.runtime` executes today; the others are estimated only.
 RUN_RECOMPUTE_MODES = ("none", "full")
@@ -96,6 +99,7 @@ class Instance:
         zero_levels: ZeRO levels that a planner may choose.
         recompute_modes: Recompute modes that a planner may choose. ``attention`` is offered only
             where it frees something, which is with the ``math`` kernel.
+        offload: Whether a planner may keep optimizer states in the memory of the host.
         tp_degrees: Degrees of the tp axis that a planner may choose; None for all that are legal
             and have layouts.
         loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
@@ -119,6 +123,7 @@ class Instance:
     memory_margin: float = 0.08
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     recompute_modes: tuple[str, ...] = ("none", "full")
+    offload: bool = False
     tp_degrees: tuple[int, ...] | None = None
     loss_chunks: int = 1
     fused: bool = False
@@ -159,11 +164,19 @@ class Instance:
         """The constants of the framework."""
         return framework(self.framework) if isinstance(self.framework, str) else self.framework
 
-    def traffic(self, work: Work) -> tuple[int, Affine, Affine]:
+    def traffic(self, work: Work) -> tuple[float, Affine, Affine]:
         """Kernels of the forward pass, float elements that it moves and that the backward moves."""
-        if self.fused or self.execution.fused:
-            return work.fused_kernels, work.fused_moved, work.fused_backward_moved
-        return work.kernels, work.moved, work.backward_moved
+        fusion = 1.0 if self.fused else self.execution.fusion
+        pairs = (
+            (work.moved, work.fused_moved),
+            (work.backward_moved, work.fused_backward_moved),
+        )
+        forward, backward = (
+            Affine(*(a + fusion * (b - a) for a, b in zip(one, other, strict=True)))
+            for one, other in ((astuple(one), astuple(other)) for one, other in pairs)
+        )
+        kernels = work.kernels + fusion * (work.fused_kernels - work.kernels)
+        return kernels, forward, backward
 
     @property
     def bytes(self) -> Precision:
@@ -214,6 +227,12 @@ class Instance:
         return tuple(mode for mode in offered if mode != "attention") or ("none",)
 
     @property
+    def offered_offload(self) -> tuple[bool, ...]:
+        """Whether a planner may choose to offload a group's optimizer states, and not to."""
+        able = all(kind.host_bandwidth for kind in self.cluster.kinds)
+        return (False, True) if self.offload and able else (False,)
+
+    @property
     def optimizer_bytes(self) -> int:
         """Bytes of optimizer state a trainable parameter, master copy included."""
         moments, size = OPTIMIZERS[self.optimizer]
@@ -258,7 +277,7 @@ class Mesh:
         return tuple(self.devices[offset::inner] for offset in range(inner))
 
 
-Recompute = Literal["none", "attention", "full"]
+Recompute = Literal["none", "attention", "ops", "full", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +290,19 @@ class GroupChoice:
             3 = `True`).
         recompute: ``none`` keeps what autograd saves; ``attention`` redoes the core attention
             (scores, softmax and the sum over values) and keeps no score matrix (Korthikanti et
-            al., arXiv 2205.05198, selective recomputation); ``full`` keeps the inputs of the group
-            and runs its forward again.
+            al., arXiv 2205.05198, selective recomputation); ``ops`` keeps what matmuls and
+            attention give and redoes all other ops; ``full`` keeps the inputs of the group and
+            runs its forward again; ``joined`` is redone together with the group before it, and
+            keeps nothing: a layer of several groups that is redone as one is ``full`` and then
+            ``joined``.
+        offload: Whether the optimizer states are in the memory of the host, which takes the step
+            (ZeRO-Offload, Ren et al., arXiv 2101.06840).
     """
 
     layout: str = "replicate"
     zero: int = 0
     recompute: Recompute = "none"
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +315,29 @@ class Stage:
     choices: tuple[GroupChoice, ...]
 
 
+ActionKind = Literal["F", "B", "W"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One step of a schedule, written ``0F0``: stage, kind, micro-batch.
+
+    Args:
+        stage: Index of the stage.
+        kind: ``F`` is the forward. ``B`` is the whole backward; where the schedule has a ``W`` of
+            the same stage and micro-batch, only the part that makes the gradients of the stage's
+            inputs. ``W`` makes the gradients of its parameters (Qi et al., arXiv 2401.10241).
+        micro_batch: Index of the micro-batch.
+    """
+
+    stage: int
+    kind: ActionKind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that a run needs. Stages are in pipeline order; stage i feeds stage i + 1.
@@ -299,12 +347,14 @@ class Plan:
         micro_batches: Number of micro-batches of a step; each has `global_batch / micro_batches`
             samples, cut evenly over the dp replicas of each stage.
         global_batch: Samples of a step.
-        schedule: ``gpipe`` or ``1f1b``.
+        schedule: A name of `rlplace.plan.schedules.SCHEDULES`, or ``explicit`` for `orders`.
         graph: Fingerprint of the graph it was made for.
         cluster: Fingerprint of the cluster it was made for.
         precision, optimizer, attention, loss_chunks, fused: As in the instance.
         graph_name: Name of the graph, for people.
         source: How the library builds the model again (`OpGraph.source`).
+        orders: With the schedule ``explicit``, the actions of each lane in the order in which it
+            runs them (`rlplace.plan.schedules.lanes`); empty with any other.
     """
 
     stages: tuple[Stage, ...]
@@ -320,6 +370,7 @@ class Plan:
     fused: bool = False
     graph_name: str = ""
     source: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    orders: tuple[tuple[Action, ...], ...] = ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -343,18 +394,3 @@ class Plan:
         from rlplace.plan.files import load_plan
 
         return load_plan(path)
-
-
-ActionKind = Literal["F", "B"]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Action:
-    """One step of a schedule, written ``0F0``: stage, kind (forward, backward), micro-batch."""
-
-    stage: int
-    kind: ActionKind
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.micro_batch}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.plan.check import legal_micro_batches
-from rlplace.plan.schedules import in_flight
+from rlplace.plan.schedules import in_flight, owners
 from rlplace.plan.tied import settle
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.planners.meshes import mesh_shapes
@@ -106,13 +106,13 @@ class Neighbours:
             return None
         same = count == plan.micro_batches and len(parts) == len(plan.stages)
         known = {(s.start, s.stop, s.mesh): s for s in plan.stages} if same else {}
+        held = in_flight(plan.schedule, owners(mesh for _, _, mesh in parts), count)
         stages = []
         for index, (start, stop, mesh) in enumerate(parts):
             if (start, stop, mesh) in known:
                 stages.append(known[start, stop, mesh])
                 continue
-            held = in_flight(plan.schedule, index, len(parts), count)
-            choices = self._solver.choices(start, stop, mesh, count, held)
+            choices = self._solver.choices(start, stop, mesh, count, held[index])
             stages.append(settle(self._instance.graph, Stage(start, stop, mesh, choices)))
         return replace(plan, stages=tuple(stages), micro_batches=count)
 

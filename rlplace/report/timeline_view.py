@@ -13,12 +13,20 @@ from rlplace.simulate.types import Timeline
 COLOURS = {
     "F": "#4c78a8",
     "B": "#f58518",
+    "W": "#ffbf79",
     "reduce": "#54a24b",
     "optimizer": "#b279a2",
     "send": "#9d9d9d",
     "wait": "#e8e8e8",
 }
-_NAMES = {"F": "forward", "B": "backward", "reduce": "gradient reduction"}
+_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "W": "parameter gradients",
+    "reduce": "gradient reduction",
+}
+#: Events that are actions of a schedule, with a stage and a micro-batch.
+_ACTIONS = ("F", "B", "W")
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ def bars(timeline: Timeline) -> list[Bar]:
     found = []
     for event in timeline.events:
         if event.end > event.start:
-            label = str(event.micro_batch) if event.kind in ("F", "B") else ""
+            label = str(event.micro_batch) if event.kind in _ACTIONS else ""
             width = (event.end - event.start) * 1e3
             found.append(Bar(event.device, event.start * 1e3, width, event.kind, label))
     return found
@@ -90,7 +98,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         "traceEvents": [
             {
                 "name": f"{event.stage}{event.kind}{event.micro_batch}"
-                if event.kind in ("F", "B")
+                if event.kind in _ACTIONS
                 else event.kind,
                 "cat": event.kind,
                 "ph": "X",

@@ -11,6 +11,7 @@ from rlplace.errors import InputError
 from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
+from rlplace.plan.schedules import RUN_SCHEDULES
 from rlplace.plan.types import RUN_RECOMPUTE_MODES, RUN_ZERO_LEVELS, Instance, Plan
 from rlplace.runtime.split import match
 
@@ -44,6 +45,9 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
 
 
 def _check_supported(plan: Plan) -> None:
+    if plan.schedule not in RUN_SCHEDULES:
+        rule = f"the runtime executes the schedules {', '.join(RUN_SCHEDULES)}"
+        raise InputError("plan.schedule", plan.schedule, rule, "1f1b")
     for index, stage in enumerate(plan.stages):
         levels = {choice.zero for choice in stage.choices}
         if stage.mesh.dp_shard > 1 and not levels <= set(RUN_ZERO_LEVELS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -13,32 +14,63 @@ from rlplace.cost.memory import StateBytes
 from rlplace.cost.types import CostModel
 from rlplace.plan import schedules
 from rlplace.plan.check import check
+from rlplace.plan.orders import Peak, peaks
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.simulate.orders import Ints, Orders, orders
+from rlplace.simulate.peaks import lane_use
 from rlplace.simulate.stages import StageCost, boundaries, stage_cost, tied_states, users
-from rlplace.simulate.timeline import Floats, Ints, Orders, Times, orders, simulate
-from rlplace.simulate.types import Estimate, Event, MemoryUse, StageEstimate, Timeline
+from rlplace.simulate.timeline import (
+    BEGIN,
+    END,
+    LAST,
+    REDUCED,
+    Durations,
+    Floats,
+    Times,
+    simulate,
+)
+from rlplace.simulate.types import (
+    CriticalPath,
+    Estimate,
+    Event,
+    MemoryUse,
+    StageEstimate,
+    Timeline,
+)
 from rlplace.units import format_bytes, ranges
+
+#: Letters of the kinds of `rlplace.simulate.orders`.
+_LETTERS = "FBBW"
 
 
 @dataclass(frozen=True, slots=True)
-class _Tail:
-    """Seconds at which a lane's last action ends, its reduction ends, its optimizer runs."""
+class _Flow:
+    """What follows from a plan's schedule, lanes and micro-batches alone."""
 
-    last: float
-    reduced: float
-    begin: float
-    end: float
+    order: Orders
+    peaks: tuple[tuple[Peak, ...], ...]
+    held: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A simulated step: costs by stage, and what happens when on each lane."""
+    """A simulated step: costs by stage, the lane of each stage, and what happens when."""
 
     costs: list[StageCost]
     lanes: tuple[Mesh, ...]
-    order: Orders
+    owner: tuple[int, ...]
+    flow: _Flow
     times: Times
-    tails: list[_Tail]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Devices of a mesh that are of one kind, with its limit and reserve in bytes."""
+
+    kind: str
+    limit: float
+    reserve: float
+    devices: tuple[int, ...]
 
 
 @dataclass
@@ -54,68 +86,76 @@ class Estimator:
     cost: CostModel = field(default_factory=AnalyticCost)
     evaluations: int = 0
     _stages: dict[tuple[Stage, int], StageCost] = field(default_factory=dict)
-    _orders: dict[tuple[object, ...], Orders] = field(default_factory=dict)
+    _flows: dict[tuple[object, ...], _Flow] = field(default_factory=dict)
+    _kinds: dict[Mesh, tuple[_Alike, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         instance = self.instance
-        devices = range(len(instance.cluster.devices))
-        dtype = instance.bytes.compute
+        cluster, dtype = instance.cluster, instance.bytes.compute
         self._reads = boundaries(instance.graph)
-        self._limits = [instance.memory_limit(device) for device in devices]
-        self._peak = sum(instance.cluster.kind(device).peak_flops[dtype] for device in devices)
+        self._pinned = {
+            device.index: (device.node, device.core)
+            for device in cluster.devices
+            if device.core is not None
+        }
+        peak = {kind.name: kind.peak_flops[dtype] for kind in cluster.kinds}
+        self._peak = sum(peak[device.kind] for device in cluster.devices)
         self._flops = instance.graph.model_flops(instance.global_batch)
 
     def estimate(self, plan: Plan) -> Estimate:
         """The estimate of a legal plan (legality is not checked here)."""
         self.evaluations += 1
         run = self._run(plan)
-        step_time = max(tail.end for tail in run.tails)
-        memory = self._memory(plan, run.costs)
-        totals = _totals(memory)
-        reasons = self._reasons(totals)
+        step_time = run.times.seconds
+        parts = self._parts(plan, run)
+        used = [
+            (alike, replace(use, reserve=alike.reserve), phase)
+            for mesh, (use, phase) in zip(run.lanes, _uses(run, parts), strict=True)
+            for alike in self._alike(mesh)
+        ]
+        memory, phases, totals = self._by_device(used)
+        reasons = _reasons([(alike, use.total) for alike, use, _ in used])
         samples = self.instance.global_batch
         return Estimate(
             step_time=step_time,
             peak_memory=totals,
             feasible=not reasons,
             reasons=reasons,
-            stages=self._breakdown(plan, run, step_time),
+            stages=_breakdown(run, parts, plan.micro_batches),
             memory=memory,
             tokens_per_s=samples * self.instance.graph.tokens_per_sample / step_time,
             mfu=self._flops / step_time / self._peak,
+            peak_phase=phases,
+            critical=_critical(run, plan.micro_batches),
         )
 
     def timeline(self, plan: Plan) -> Timeline:
         """The predicted events of one step, for pictures and traces."""
         run = self._run(plan)
-        order, times = run.order, run.times
+        order, times = run.flow.order, run.times
         events: list[Event] = []
-        for index, (mesh, tail) in enumerate(zip(run.lanes, run.tails, strict=True)):
-            rows = range(order.first[index], order.first[index + 1])
+        for index, (mesh, tail) in enumerate(zip(run.lanes, times.tails.T.tolist(), strict=True)):
+            rows = range(*order.turns.first[index : index + 2])
             for device in mesh.devices:
                 for row in rows:
-                    kind = "B" if order.backward[row] else "F"
+                    kind = _LETTERS[order.kind[row]]
                     stage, micro_batch = int(order.stage[row]), int(order.micro_batch[row])
                     start, end = float(times.start[row]), float(times.end[row])
                     events.append(Event(device, kind, stage, micro_batch, start, end))
-                stage = int(order.stage[order.first[index]])
-                events.append(Event(device, "reduce", stage, 0, tail.last, tail.reduced))
-                events.append(Event(device, "optimizer", stage, 0, tail.begin, tail.end))
+                stage = run.owner.index(index)
+                events.append(Event(device, "reduce", stage, 0, tail[LAST], tail[REDUCED]))
+                events.append(Event(device, "optimizer", stage, 0, tail[BEGIN], tail[END]))
         return Timeline(tuple(events), "predicted")
 
     def _run(self, plan: Plan) -> _Run:
         """Simulate one step."""
         costs = [self._stage(stage, plan.micro_batches) for stage in plan.stages]
         lanes = schedules.lanes(plan)
-        order, cores = self._order(plan, lanes), self._cores(lanes)
-        forward = np.array([cost.forward for cost in costs])
-        backward = np.array([cost.backward for cost in costs])
-        transfer = np.array([self._transfer(plan, cut) for cut in range(1, len(costs))])
-        times = simulate(order, forward, backward, transfer, cores)
-        tails = self._tails(
-            plan, costs, lanes, np.maximum.reduceat(times.end, order.first[:-1]), cores
-        )
-        return _Run(costs, lanes, order, times, tails)
+        number = {mesh: index for index, mesh in enumerate(lanes)}
+        owner = tuple(number[stage.mesh] for stage in plan.stages)
+        flow = self._flow(plan, owner)
+        durations = self._durations(plan, costs, lanes, owner, flow.order)
+        return _Run(costs, lanes, owner, flow, simulate(flow.order, durations))
 
     def _stage(self, stage: Stage, micro_batches: int) -> StageCost:
         key = (stage, micro_batches)
@@ -125,12 +165,43 @@ class Estimator:
             )
         return self._stages[key]
 
-    def _order(self, plan: Plan, lanes: tuple[Mesh, ...]) -> Orders:
-        own = tuple(lanes.index(stage.mesh) for stage in plan.stages)
-        key = (plan.schedule, plan.micro_batches, own)
-        if key not in self._orders:
-            self._orders[key] = orders(schedules.actions(plan))
-        return self._orders[key]
+    def _flow(self, plan: Plan, owner: tuple[int, ...]) -> _Flow:
+        key = (plan.schedule, plan.micro_batches, owner, plan.orders)
+        if key not in self._flows:
+            lists = schedules.actions(plan)
+            moments = tuple(peaks(lane) for lane in lists)
+            self._flows[key] = _Flow(orders(lists), moments, schedules.held(moments, len(owner)))
+        return self._flows[key]
+
+    def _durations(
+        self,
+        plan: Plan,
+        costs: list[StageCost],
+        lanes: tuple[Mesh, ...],
+        owner: tuple[int, ...],
+        order: Orders,
+    ) -> Durations:
+        """Seconds of everything in the plan, for the simulator."""
+        forward, backward, weight = np.array(
+            [(cost.forward, cost.backward, cost.weight_backward) for cost in costs]
+        ).T
+        buckets = [bucket for cost in costs for bucket in cost.buckets]
+        counts = [len(cost.buckets) for cost in costs]
+        ready = np.array([(b.ready, b.ready_apart) for b in buckets]).reshape(-1, 2)
+        joint = self._joint(plan, lanes, owner)
+        return Durations(
+            seconds=np.concatenate([forward, backward, backward - weight, weight]),
+            transfer=np.array([self._transfer(plan, cut) for cut in range(1, len(costs))]),
+            optimizer=np.bincount(owner, weights=[cost.optimizer for cost in costs]).astype(float),
+            bucket_first=np.cumsum([0, *counts]),
+            bucket_seconds=np.array([bucket.seconds for bucket in buckets]),
+            bucket_ready=np.where(np.repeat(order.split, counts), ready[:, 1], ready[:, 0]),
+            late=np.array([cost.late_reduce for cost in costs]),
+            joint_one=np.array([pair[0] for pair, _ in joint], np.int64),
+            joint_other=np.array([pair[1] for pair, _ in joint], np.int64),
+            joint_seconds=np.array([seconds for _, seconds in joint]),
+            cores=self._cores(lanes),
+        )
 
     def _transfer(self, plan: Plan, cut: int) -> float:
         """Seconds of one micro-batch from stage `cut - 1` to stage `cut`."""
@@ -143,75 +214,72 @@ class Estimator:
 
     def _cores(self, lanes: tuple[Mesh, ...]) -> Ints:
         """One number for all lanes that share a core, directly or through others."""
-        owner: dict[tuple[int, int], int] = {}
         label = list(range(len(lanes)))
-        for index, mesh in enumerate(lanes):
-            for device in mesh.devices:
-                found = self.instance.cluster.devices[device]
-                if found.core is not None:
-                    other = label[owner.setdefault((found.node, found.core), index)]
-                    mine = label[index]
+        if self._pinned:
+            owner: dict[tuple[int, int], int] = {}
+            for index, mesh in enumerate(lanes):
+                for core in {self._pinned[d] for d in mesh.devices if d in self._pinned}:
+                    other, mine = label[owner.setdefault(core, index)], label[index]
                     label = [other if value == mine else value for value in label]
         return np.array(label, np.int64)
 
-    def _tails(
-        self,
-        plan: Plan,
-        costs: list[StageCost],
-        lanes: tuple[Mesh, ...],
-        last: Floats,
-        cores: Ints,
-    ) -> list[_Tail]:
-        """What follows the last action of each lane; optimizers on one core take turns."""
-        tied = self._tied_seconds(plan)
-        ends: list[tuple[int, float]] = list(zip(cores.tolist(), last.tolist(), strict=True))
-        free: dict[int, float] = {}
-        for core, end in ends:
-            free[core] = max(free.get(core, 0.0), end)
-        tails = []
-        for mesh, (core, end) in zip(lanes, ends, strict=True):
-            own = [c for c, stage in zip(costs, plan.stages, strict=True) if stage.mesh == mesh]
-            reduced = end + sum(cost.exposed_reduce for cost in own) + tied
-            begin = max(reduced, free[core])
-            free[core] = begin + sum(cost.optimizer for cost in own)
-            tails.append(_Tail(end, reduced, begin, free[core]))
-        return tails
-
-    def _tied_seconds(self, plan: Plan) -> float:
-        """Seconds to sum the gradients of parameters that several meshes hold."""
-        total = 0.0
+    def _joint(
+        self, plan: Plan, lanes: tuple[Mesh, ...], owner: tuple[int, ...]
+    ) -> list[tuple[tuple[int, int], float]]:
+        """Pairs of lanes that sum the gradient of a parameter that both hold, and the seconds."""
+        found = []
         for name, elements in self.instance.graph.tied:
-            owners = [s.mesh for s in plan.stages if users(self.instance.graph, s, name)]
+            having = [
+                lane
+                for lane, stage in zip(owner, plan.stages, strict=True)
+                if users(self.instance.graph, stage, name)
+            ]
             size = float(elements * self.instance.bytes.gradient)
-            for before, after in pairwise(dict.fromkeys(owners)):
-                first, second = before.devices[:1], after.devices[:1]
-                total += 2 * point_to_point(self.instance.cluster, first, second, size)
-        return total
+            for pair in pairwise(dict.fromkeys(having)):
+                first, second = (lanes[lane].devices[:1] for lane in pair)
+                way = point_to_point(self.instance.cluster, first, second, size)
+                found.append((pair, 2 * way))
+        return found
 
-    def _memory(self, plan: Plan, costs: list[StageCost]) -> tuple[MemoryUse, ...]:
-        """By device; devices with the same use share one object, for there may be thousands."""
-        cluster = self.instance.cluster
-        uses = [MemoryUse()] * len(cluster.devices)
-        parts = self._parts(plan, costs)
-        for mesh in schedules.lanes(plan):
-            own = [use for use, stage in zip(parts, plan.stages, strict=True) if stage.mesh == mesh]
-            known: dict[str, MemoryUse] = {}
+    def _alike(self, mesh: Mesh) -> tuple[_Alike, ...]:
+        if mesh not in self._kinds:
+            cluster = self.instance.cluster
+            found: dict[str, list[int]] = {}
             for device in mesh.devices:
-                kind = cluster.devices[device].kind
-                if kind not in known:
-                    known[kind] = _together(own, float(cluster.kind(device).reserve))
-                uses[device] = known[kind]
-        return tuple(uses)
+                found.setdefault(cluster.devices[device].kind, []).append(device)
+            self._kinds[mesh] = tuple(
+                _Alike(
+                    kind,
+                    self.instance.memory_limit(own[0]),
+                    float(cluster.kind(own[0]).reserve),
+                    tuple(own),
+                )
+                for kind, own in found.items()
+            )
+        return self._kinds[mesh]
 
-    def _parts(self, plan: Plan, costs: list[StageCost]) -> list[MemoryUse]:
+    def _by_device(
+        self, used: list[tuple[_Alike, MemoryUse, str]]
+    ) -> tuple[tuple[MemoryUse, ...], tuple[str, ...], tuple[float, ...]]:
+        """Use, phase and total by device; equal devices share an object: there may be thousands."""
+        count = len(self.instance.cluster.devices)
+        memory, phases, totals = [MemoryUse()] * count, [""] * count, [0.0] * count
+        for alike, use, phase in used:
+            total = use.total
+            for device in alike.devices:
+                memory[device], phases[device], totals[device] = use, phase, total
+        return tuple(memory), tuple(phases), tuple(totals)
+
+    def _parts(self, plan: Plan, run: _Run) -> list[MemoryUse]:
         """Each stage's part of what a device of its mesh holds.
 
         A tied parameter that an earlier stage of the same mesh holds is that one's part: a V
         schedule, whose first and last stage share a mesh, needs no copy.
         """
         found = []
-        for index, (stage, cost) in enumerate(zip(plan.stages, costs, strict=True)):
-            held = schedules.in_flight(plan.schedule, index, len(plan.stages), plan.micro_batches)
+        for index, (stage, cost, held) in enumerate(
+            zip(plan.stages, run.costs, run.flow.held, strict=True)
+        ):
             shared = self._shared(plan, index)
             found.append(
                 MemoryUse(
@@ -221,7 +289,7 @@ class Estimator:
                     activations=held * (cost.saved - cost.saved_logits),
                     logits=held * cost.saved_logits + cost.transient_logits,
                     transient=cost.transient - cost.transient_logits,
-                    reserve=float(self.instance.cluster.kind(stage.mesh.devices[0]).reserve),
+                    reserve=self._alike(stage.mesh)[0].reserve,
                 )
             )
         return found
@@ -229,70 +297,70 @@ class Estimator:
     def _shared(self, plan: Plan, index: int) -> list[StateBytes]:
         """States of a stage that an earlier stage of its mesh holds."""
         graph, stage = self.instance.graph, plan.stages[index]
-        before = [other for other in plan.stages[:index] if other.mesh == stage.mesh]
         found = []
         for tied in graph.tied:
             own = users(graph, stage, tied[0])
+            before = (other for other in plan.stages[:index] if other.mesh == stage.mesh)
             if own and any(users(graph, other, tied[0]) for other in before):
                 choice = stage.choices[own[0].index - stage.start]
                 found.append(tied_states(self.instance, own[0], choice, stage.mesh, tied))
         return found
 
-    def _reasons(self, totals: tuple[float, ...]) -> tuple[str, ...]:
-        """One line for all devices of a kind that miss by the same."""
-        over: dict[tuple[str, float, float], list[int]] = {}
-        for device, (size, limit) in enumerate(zip(totals, self._limits, strict=True)):
-            if size > limit:
-                kind = self.instance.cluster.devices[device].kind
-                over.setdefault((kind, size, limit), []).append(device)
-        return tuple(
-            f"device{'s' if len(found) > 1 else ''} {ranges(found)} ({kind}) "
-            f"need{'' if len(found) > 1 else 's'} {format_bytes(size)}, "
-            f"{format_bytes(size - limit)} over the limit of {format_bytes(limit)}"
-            for (kind, size, limit), found in over.items()
+
+def _uses(run: _Run, parts: list[MemoryUse]) -> list[tuple[MemoryUse, str]]:
+    """Peak and its phase, by lane."""
+    own: list[list[MemoryUse]] = [[] for _ in run.lanes]
+    for lane, part in zip(run.owner, parts, strict=True):
+        own[lane].append(part)
+    return [lane_use(own[i], moments, run.costs) for i, moments in enumerate(run.flow.peaks)]
+
+
+def _reasons(used: Sequence[tuple[_Alike, float]]) -> tuple[str, ...]:
+    """One line for all devices of a kind that miss by the same."""
+    over: dict[tuple[str, float, float], list[int]] = {}
+    for alike, size in used:
+        if size > alike.limit:
+            over.setdefault((alike.kind, size, alike.limit), []).extend(alike.devices)
+    return tuple(
+        f"device{'s' if len(found) > 1 else ''} {ranges(sorted(found))} ({kind}) "
+        f"need{'' if len(found) > 1 else 's'} {format_bytes(size)}, "
+        f"{format_bytes(size - limit)} over the limit of {format_bytes(limit)}"
+        for (kind, size, limit), found in sorted(over.items(), key=lambda item: min(item[1]))
+    )
+
+
+def _compute(run: _Run, micro_batches: int) -> Floats:
+    """Seconds of all actions of each lane."""
+    each = [micro_batches * (cost.forward + cost.backward) for cost in run.costs]
+    return np.bincount(run.owner, weights=each).astype(float)
+
+
+def _critical(run: _Run, micro_batches: int) -> CriticalPath:
+    tails = run.times.tails
+    lane = int(tails[END].argmax())
+    compute = float(_compute(run, micro_batches)[lane])
+    last, begin, end = (float(tails[at, lane]) for at in (LAST, BEGIN, END))
+    return CriticalPath(compute, last - compute, begin - last, end - begin)
+
+
+def _breakdown(run: _Run, parts: list[MemoryUse], micro_batches: int) -> tuple[StageEstimate, ...]:
+    tails = run.times.tails
+    reduce = tails[REDUCED] - tails[LAST]
+    busy = _compute(run, micro_batches) + reduce + tails[END] - tails[BEGIN]
+    idle = np.maximum(0.0, 1.0 - busy / run.times.seconds)
+    return tuple(
+        StageEstimate(
+            forward=cost.forward,
+            backward=cost.backward,
+            reduce=float(reduce[lane]),
+            optimizer=cost.optimizer,
+            idle=float(idle[lane]),
+            in_flight=held,
+            memory=part,
+            weight_backward=cost.weight_backward,
         )
-
-    def _breakdown(self, plan: Plan, run: _Run, step_time: float) -> tuple[StageEstimate, ...]:
-        count, costs = plan.micro_batches, run.costs
-        busy = {
-            mesh: sum(
-                count * (cost.forward + cost.backward) + cost.exposed_reduce + cost.optimizer
-                for stage, cost in zip(plan.stages, costs, strict=True)
-                if stage.mesh == mesh
-            )
-            for mesh in run.lanes
-        }
-        parts = self._parts(plan, costs)
-        return tuple(
-            StageEstimate(
-                forward=cost.forward,
-                backward=cost.backward,
-                reduce=cost.exposed_reduce,
-                optimizer=cost.optimizer,
-                idle=max(0.0, 1.0 - busy[stage.mesh] / step_time),
-                in_flight=schedules.in_flight(plan.schedule, index, len(plan.stages), count),
-                memory=part,
-            )
-            for index, (stage, cost, part) in enumerate(zip(plan.stages, costs, parts, strict=True))
-        )
-
-
-def _together(parts: list[MemoryUse], reserve: float) -> MemoryUse:
-    """What a device holds for all stages of its mesh; one of them runs at a time."""
-    if len(parts) == 1:
-        return replace(parts[0], reserve=reserve)
-    totals = {
-        name: sum(getattr(part, name) for part in parts)
-        for name in ("params", "gradients", "optimizer", "activations", "logits")
-    }
-    return MemoryUse(**totals, transient=max(p.transient for p in parts), reserve=reserve)
-
-
-def _totals(memory: tuple[MemoryUse, ...]) -> tuple[float, ...]:
-    """Bytes of each device; each distinct use is summed once."""
-    known = {id(use): use for use in memory}
-    totals = {key: use.total for key, use in known.items()}
-    return tuple(totals[id(use)] for use in memory)
+        for cost, lane, held, part in zip(run.costs, run.owner, run.flow.held, parts, strict=True)
+    )
 
 
 def estimate(instance: Instance, plan: Plan, cost: CostModel | None = None) -> Estimate:

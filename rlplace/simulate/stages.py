@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from rlplace.cost import memory
 from rlplace.cost.analytic import find_layout
@@ -11,12 +14,39 @@ from rlplace.graph.types import Group, OpGraph, Shard, Work
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 
 
+class Bucket(NamedTuple):
+    """A part of a stage's gradients that is reduced as one.
+
+    Args:
+        seconds: Of its reduction, as far as it can run beside compute.
+        ready: The part of a whole backward after which it is ready (0 to 1).
+        ready_apart: The same, of a backward that makes gradients of parameters only.
+    """
+
+    seconds: float
+    ready: float
+    ready_apart: float
+
+
 @dataclass(frozen=True, slots=True)
 class StageCost:
     """Seconds of one micro-batch and of a step, and bytes on the heaviest device of a stage.
 
-    `saved_logits` is the part of `saved` that is class scores, `transient_logits` that of
-    `transient`.
+    Args:
+        forward: Seconds of the forward of one micro-batch.
+        backward: Of its whole backward.
+        exposed_reduce: Of the gradient reduction that is left after a whole backward, if the
+            stage is alone on its mesh.
+        optimizer: Of the optimizer step.
+        params, gradients, optimizer_states: Bytes.
+        saved: Bytes kept for each micro-batch in flight.
+        transient: Bytes that come and go while a group runs.
+        saved_logits: The part of `saved` that is class scores.
+        transient_logits: The part of `transient` that is class scores.
+        weight_backward: The part of `backward` that makes gradients of parameters only (seconds).
+        optimizer_transient: Bytes that come and go in the optimizer step.
+        buckets: What is reduced beside the backward.
+        late_reduce: Seconds of reduction that cannot run beside it.
     """
 
     forward: float
@@ -30,6 +60,10 @@ class StageCost:
     transient: float
     saved_logits: float = 0.0
     transient_logits: float = 0.0
+    weight_backward: float = 0.0
+    optimizer_transient: float = 0.0
+    buckets: tuple[Bucket, ...] = ()
+    late_reduce: float = 0.0
 
 
 def boundaries(graph: OpGraph) -> tuple[tuple[float, float, float, float], ...]:
@@ -105,6 +139,10 @@ def stage_cost(
         transient=groups[fullest].transient,
         saved_logits=sum(g.logits for g, redo in zip(groups, redone, strict=True) if not redo),
         transient_logits=groups[fullest].logits if redone[fullest] else 0.0,
+        weight_backward=sum(group.weight_backward for group in groups),
+        optimizer_transient=sum(group.optimizer_transient for group in groups),
+        buckets=buckets(groups),
+        late_reduce=sum((1.0 - group.hidden) * group.reduce for group in groups),
     )
 
 
@@ -132,12 +170,37 @@ def tied_states(
     return memory.states(instance, Work(params=elements // shards), choice, mesh)
 
 
-def exposed_reduce(groups: list[GroupCost]) -> float:
-    """Seconds of gradient reduction that remain after the last backward.
+def buckets(groups: Sequence[GroupCost]) -> tuple[Bucket, ...]:
+    """A bucket for each group that reduces something, in the order in which backward runs.
 
-    The last micro-batch's backward runs through the groups from the last to the first; each
-    group's reduction queues behind the former ones as soon as its own backward is done. Only the
-    share `GroupCost.hidden` of a reduction can run beside compute.
+    A group's gradients are ready when the backward of the group is done. Only the share
+    `GroupCost.hidden` of a reduction can run beside compute.
+    """
+    whole, apart = (
+        list(accumulate(seconds))
+        for seconds in (
+            (group.backward for group in reversed(groups)),
+            (group.weight_backward for group in reversed(groups)),
+        )
+    )
+    return tuple(
+        Bucket(group.hidden * group.reduce, _part(clock, whole[-1]), _part(other, apart[-1]))
+        for group, clock, other in zip(reversed(groups), whole, apart, strict=True)
+        if group.hidden * group.reduce > 0.0
+    )
+
+
+def _part(seconds: float, total: float) -> float:
+    return seconds / total if total > 0.0 else 1.0
+
+
+def exposed_reduce(groups: list[GroupCost]) -> float:
+    """Seconds of gradient reduction that remain after the last backward, without simulating.
+
+    What the event simulator makes of `buckets` where a stage has a mesh to itself; searches weigh
+    stages by it. The last micro-batch's backward runs through the groups from the last to the
+    first; each group's reduction queues behind the former ones as soon as its own backward is
+    done. Only the share `GroupCost.hidden` of a reduction can run beside compute.
     """
     clock = channel = exposed = 0.0
     for group in reversed(groups):

@@ -1,178 +1,258 @@
-"""The event simulator: action lists and durations to start times.
+"""The event simulator: action lists and durations to the times at which things happen.
 
-Deterministic, on plain arrays, compiled by numba. A lane runs its actions in order; an action
-starts when its lane and its core are free and what it reads has arrived. Lanes with the same core
-take turns, the earliest possible start first, ties by the smaller lane.
+Deterministic, on plain arrays, compiled by numba. The rules:
+
+- A lane runs its actions in order; an action starts when its lane is free and what it reads has
+  arrived. Lanes with the same core take turns, the earliest possible start first, ties by the
+  smaller lane.
+- A send to another lane does not block compute. Sends from one lane to another queue on the link
+  between the two in the order in which they are made; the two directions do not meet.
+- The gradients of a stage become ready in buckets while its last backward runs. The buckets of a
+  lane queue on a channel of its own, beside compute and sends; what cannot run beside compute
+  follows after the last action and the last bucket.
+- A reduction that two lanes do together starts when both have done their own.
+- The optimizer of a lane comes last; those on one core take turns in the order of the lanes, after
+  all actions there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.plan.types import Action
+from rlplace.simulate.orders import Ints, Orders, Turns
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+
+#: Rows of `Times.tails`.
+LAST, REDUCED, JOINED, BEGIN, END = range(5)
 
 
-@dataclass(frozen=True)
-class Orders:
-    """Action lists of all lanes as flat arrays: lane l owns rows `first[l]` to `first[l + 1]`."""
+class Durations(NamedTuple):
+    """Seconds of what a plan does; S stages on L lanes.
 
-    first: Ints
-    stage: Ints
-    backward: Ints
-    micro_batch: Ints
+    Args:
+        seconds: Of one micro-batch's forward by stage, then of its whole backward, of its backward
+            without parameter gradients, and of these alone (4 * S,).
+        transfer: From stage s to s + 1 and back (S - 1,).
+        optimizer: Of the optimizer, by lane (L,).
+        bucket_first: First bucket of each stage, and the end (S + 1,).
+        bucket_seconds: Of the reduction of each bucket, in the order in which they become ready.
+        bucket_ready: The part of the last backward after which a bucket is ready (0 to 1).
+        late: Reductions of each stage that cannot run beside compute (S,).
+        joint_one, joint_other: Pairs of lanes that reduce something together (J,).
+        joint_seconds: Of each such reduction (J,).
+        cores: The core of each lane (L,), numbered from 0.
+    """
+
+    seconds: Floats
+    transfer: Floats
+    optimizer: Floats
+    bucket_first: Ints
+    bucket_seconds: Floats
+    bucket_ready: Floats
+    late: Floats
+    joint_one: Ints
+    joint_other: Ints
+    joint_seconds: Floats
+    cores: Ints
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds at which each action starts and ends, in the rows of `Orders`."""
+    """When things happen.
+
+    Args:
+        start, end: Seconds at which each action starts and ends, in the rows of `Orders` (R,).
+        tails: Seconds at which each lane's last action ends, its own reduction has, those with
+            other lanes have, its optimizer begins and ends (5, L).
+    """
 
     start: Floats
     end: Floats
+    tails: Floats
+
+    @property
+    def seconds(self) -> float:
+        """The end of the step."""
+        return float(self.tails[END].max())
 
 
-def orders(lanes: Sequence[Sequence[Action]]) -> Orders:
-    """Action lists as arrays."""
-    flat = [action for lane in lanes for action in lane]
-    first = np.cumsum([0, *(len(lane) for lane in lanes)]).astype(np.int64)
-    stage = np.array([action.stage for action in flat], np.int64)
-    backward = np.array([action.kind == "B" for action in flat], np.int64)
-    micro_batch = np.array([action.micro_batch for action in flat], np.int64)
-    return Orders(first, stage, backward, micro_batch)
+def simulate(order: Orders, durations: Durations) -> Times:
+    """Run the action lists of one plan."""
+    rows, lanes = len(order.stage), len(durations.optimizer)
+    start, end, tails = np.empty(rows), np.empty(rows), np.empty((5, lanes))
+    _step(order.turns, durations, start, end, tails)
+    return Times(start[order.turns.turn], end[order.turns.turn], tails)
 
 
-def simulate(
-    order: Orders, forward: Floats, backward: Floats, transfer: Floats, cores: Ints
-) -> Times:
-    """Run the action lists.
-
-    Args:
-        order: The action lists.
-        forward: Seconds of one micro-batch's forward, by stage (S,).
-        backward: Seconds of its backward, by stage (S,).
-        transfer: Seconds from stage s to s + 1 and back, (S - 1,).
-        cores: The core of each lane (L,), numbered from 0.
-
-    Raises:
-        ValueError: If the lists cannot be run to the end (an action waits for one behind it).
-    """
-    start = np.zeros(len(order.stage))
-    end = np.zeros(len(order.stage))
-    left = _run(
-        order.first,
-        order.stage,
-        order.backward,
-        order.micro_batch,
-        forward,
-        backward,
-        transfer,
-        cores,
-        start,
-        end,
+def step_times(orders: Sequence[Orders], durations: Sequence[Durations]) -> Floats:
+    """Step time of each of many plans (N,), in one compiled loop; plans may share an `Orders`."""
+    distinct = {id(order): order for order in orders}
+    number = {key: index for index, key in enumerate(distinct)}
+    which = np.array([number[id(order)] for order in orders], np.int64)
+    found = np.empty(len(which))
+    turns = [order.turns for order in distinct.values()]
+    _steps(
+        which,
+        Turns(*_joined(turns)),
+        _begins(turns),
+        Durations(*_joined(durations)),
+        _begins(durations),
+        found,
     )
-    if left:
-        raise ValueError(f"the schedule deadlocks: {left} actions can never start")
-    return Times(start, end)
+    return found
+
+
+def _joined(parts: Sequence[tuple[npt.NDArray[Any], ...]]) -> list[npt.NDArray[Any]]:
+    """Each field of all plans, one after the other."""
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def _begins(parts: Sequence[tuple[npt.NDArray[Any], ...]]) -> Ints:
+    """Where the fields of each plan begin, and the ends (N + 1, fields)."""
+    begins = np.zeros((len(parts) + 1, len(parts[0])), np.int64)
+    begins[1:] = np.cumsum([list(map(len, part)) for part in parts], axis=0)
+    return begins
 
 
 @numba.njit(cache=True)
-def _arrival(
-    is_backward: int, stage: int, micro_batch: int, done: Floats, transfer: Floats
-) -> float:
-    """When all that an action reads has arrived, or -1 if some of it has not been made yet."""
-    own = done[0, stage, micro_batch] if is_backward else 0.0
-    other = stage + 1 if is_backward else stage - 1
-    if own < 0.0 or not 0 <= other < done.shape[1]:
-        return own
-    made = done[is_backward, other, micro_batch]
-    return max(own, made + transfer[min(stage, other)]) if made >= 0.0 else -1.0
+def _steps(
+    which: Ints, turns: Turns, turns_at: Ints, costs: Durations, costs_at: Ints, found: Floats
+) -> None:
+    """Fill in the end of each plan."""
+    longest = (turns_at[1:, 1] - turns_at[:-1, 1]).max()
+    start, end = np.empty(longest), np.empty(longest)
+    for plan in range(len(which)):
+        a, b = turns_at[which[plan]], turns_at[which[plan] + 1]
+        c, d = costs_at[plan], costs_at[plan + 1]
+        tails = np.empty((5, d[2] - c[2]))
+        own = Turns(
+            turns.first[a[0] : b[0]],
+            turns.turn[a[1] : b[1]],
+            turns.lane[a[2] : b[2]],
+            turns.price[a[3] : b[3]],
+            turns.target[a[4] : b[4]],
+            turns.cut[a[5] : b[5]],
+            turns.link[a[6] : b[6]],
+            turns.last[a[7] : b[7]],
+            turns.reduce_first[a[8] : b[8]],
+            turns.reduce_stage[a[9] : b[9]],
+        )
+        paid = Durations(
+            costs.seconds[c[0] : d[0]],
+            costs.transfer[c[1] : d[1]],
+            costs.optimizer[c[2] : d[2]],
+            costs.bucket_first[c[3] : d[3]],
+            costs.bucket_seconds[c[4] : d[4]],
+            costs.bucket_ready[c[5] : d[5]],
+            costs.late[c[6] : d[6]],
+            costs.joint_one[c[7] : d[7]],
+            costs.joint_other[c[8] : d[8]],
+            costs.joint_seconds[c[9] : d[9]],
+            costs.cores[c[10] : d[10]],
+        )
+        _step(own, paid, start, end, tails)
+        found[plan] = tails[END].max()
 
 
 @numba.njit(cache=True)
-def _run(
-    first: Ints,
-    stage: Ints,
-    is_backward: Ints,
-    micro_batch: Ints,
-    forward: Floats,
-    backward: Floats,
-    transfer: Floats,
-    cores: Ints,
-    start: Floats,
-    end: Floats,
-) -> int:
-    """Fill `start` and `end`; returns the number of actions that could not run."""
-    lanes = len(first) - 1
-    done = np.full((2, len(forward), micro_batch.max() + 1), -1.0)
-    head = first[:-1].copy()
-    lane_free = np.zeros(lanes)
-    core_free = np.zeros(cores.max() + 1)
-    shared = len(np.unique(cores)) < lanes
-    left, lane = len(stage), 0
-    idle = 0
-    while left and idle < lanes:
-        if shared:
-            lane = _earliest(
-                head,
-                first,
-                stage,
-                is_backward,
-                micro_batch,
-                done,
-                transfer,
-                lane_free,
-                core_free,
-                cores,
-            )
-            if lane < 0:
-                break
-        row = head[lane]
-        ready = -1.0
-        if row < first[lane + 1]:
-            ready = _arrival(is_backward[row], stage[row], micro_batch[row], done, transfer)
-        if ready < 0.0:  # lanes with cores of their own may run ahead in any order
-            lane = (lane + 1) % lanes
-            idle += 1
-            continue
-        idle = 0
-        s = stage[row]
-        start[row] = max(ready, lane_free[lane], core_free[cores[lane]])
-        end[row] = start[row] + (backward[s] if is_backward[row] else forward[s])
-        done[is_backward[row], s, micro_batch[row]] = end[row]
-        lane_free[lane] = core_free[cores[lane]] = end[row]
-        head[lane] += 1
-        left -= 1
-    return left
+def _step(turns: Turns, costs: Durations, start: Floats, end: Floats, tails: Floats) -> None:
+    """Fill in `start` and `end` of each turn, and `tails`."""
+    shared = False
+    for lane in range(len(costs.cores)):
+        shared = shared or costs.cores[lane] != lane
+    if shared:
+        _take_turns(turns, costs, start, end, tails[LAST])
+    else:
+        _pass(turns, costs, start, end, tails[LAST])
+    _reduce(turns, costs, start, end, tails)
+    _optimize(costs, tails)
 
 
 @numba.njit(cache=True)
-def _earliest(
-    head: Ints,
-    first: Ints,
-    stage: Ints,
-    is_backward: Ints,
-    micro_batch: Ints,
-    done: Floats,
-    transfer: Floats,
-    lane_free: Floats,
-    core_free: Floats,
-    cores: Ints,
-) -> int:
-    """The lane whose next action could start first, or -1 if none can."""
-    chosen, best = -1, np.inf
-    for lane in range(len(head)):
-        row = head[lane]
-        if row == first[lane + 1]:
-            continue
-        ready = _arrival(is_backward[row], stage[row], micro_batch[row], done, transfer)
-        ready = max(ready, lane_free[lane], core_free[cores[lane]]) if ready >= 0.0 else np.inf
-        if ready < best:
-            chosen, best = lane, ready
-    return chosen
+def _pass(turns: Turns, costs: Durations, start: Floats, end: Floats, free: Floats) -> None:
+    """Lanes with cores of their own: one pass over the turns; `free` is when each lane is done."""
+    free[:] = 0.0
+    link_free = np.zeros(len(free) ** 2)
+    arrival = np.zeros(len(turns.lane))
+    for at in range(len(turns.lane)):
+        own = turns.lane[at]
+        begin = free[own]
+        if arrival[at] > begin:
+            begin = arrival[at]
+        done = begin + costs.seconds[turns.price[at]]
+        start[at], end[at], free[own] = begin, done, done
+        target = turns.target[at]
+        if target >= 0:
+            link = turns.link[at]
+            if link_free[link] > done:
+                done = link_free[link]
+            done += costs.transfer[turns.cut[at]]
+            link_free[link] = arrival[target] = done
+
+
+@numba.njit(cache=True)
+def _take_turns(turns: Turns, costs: Durations, start: Floats, end: Floats, free: Floats) -> None:
+    """Lanes that share cores: of the next actions of all lanes, the one that can start first."""
+    free[:] = 0.0
+    cores, head = costs.cores, turns.first[:-1].copy()
+    link_free, core_free = np.zeros(len(free) ** 2), np.zeros(cores.max() + 1)
+    arrival = np.zeros(len(turns.lane))
+    for at in range(len(arrival)):
+        if turns.target[at] >= 0:
+            arrival[turns.target[at]] = np.inf
+    for _ in range(len(arrival)):
+        own, begin = -1, np.inf
+        for lane in range(len(head)):
+            if head[lane] < turns.first[lane + 1]:
+                ready = max(arrival[turns.turn[head[lane]]], free[lane], core_free[cores[lane]])
+                if ready < begin:
+                    own, begin = lane, ready
+        at = turns.turn[head[own]]
+        head[own] += 1
+        done = begin + costs.seconds[turns.price[at]]
+        start[at], end[at] = begin, done
+        free[own] = core_free[cores[own]] = done
+        target, link = turns.target[at], turns.link[at]
+        if target >= 0:
+            done = max(done, link_free[link]) + costs.transfer[turns.cut[at]]
+            link_free[link] = arrival[target] = done
+
+
+@numba.njit(cache=True)
+def _reduce(turns: Turns, costs: Durations, start: Floats, end: Floats, tails: Floats) -> None:
+    """When the reductions of each lane end, alone and with others."""
+    for lane in range(len(costs.optimizer)):
+        done, late = 0.0, 0.0
+        for at in range(turns.reduce_first[lane], turns.reduce_first[lane + 1]):
+            stage = turns.reduce_stage[at]
+            begin, length = start[turns.last[stage]], end[turns.last[stage]]
+            length -= begin
+            for bucket in range(costs.bucket_first[stage], costs.bucket_first[stage + 1]):
+                ready = begin + costs.bucket_ready[bucket] * length
+                done = max(done, ready) + costs.bucket_seconds[bucket]
+            late += costs.late[stage]
+        tails[REDUCED, lane] = tails[JOINED, lane] = max(done, tails[LAST, lane]) + late
+    for at in range(len(costs.joint_seconds)):
+        one, other = costs.joint_one[at], costs.joint_other[at]
+        done = max(tails[JOINED, one], tails[JOINED, other]) + costs.joint_seconds[at]
+        tails[JOINED, one] = tails[JOINED, other] = done
+
+
+@numba.njit(cache=True)
+def _optimize(costs: Durations, tails: Floats) -> None:
+    """When the optimizer of each lane begins and ends."""
+    free = np.zeros(costs.cores.max() + 1)
+    for lane in range(len(costs.cores)):
+        core = costs.cores[lane]
+        free[core] = max(free[core], tails[LAST, lane])
+    for lane in range(len(costs.cores)):
+        core = costs.cores[lane]
+        tails[BEGIN, lane] = max(tails[JOINED, lane], free[core])
+        tails[END, lane] = free[core] = tails[BEGIN, lane] + costs.optimizer[lane]

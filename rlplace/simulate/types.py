@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Event:
     """One bar of a timeline: what a device did from `start` to `end` (seconds).
 
-    `kind` is ``F``, ``B``, ``reduce``, ``optimizer``, ``send`` or ``wait``.
+    `kind` is ``F``, ``B``, ``W`` (as of an `rlplace.plan.types.Action`), ``reduce``, ``optimizer``,
+    ``send`` or ``wait``.
     """
 
     device: int
@@ -79,11 +80,13 @@ class StageEstimate:
     Args:
         forward: Seconds of the forward of one micro-batch.
         backward: Seconds of its backward, recompute included.
-        reduce: Seconds of gradient reduction that do not hide behind backward.
+        reduce: Seconds of gradient reduction of all stages of its mesh that do not hide behind
+            backward.
         optimizer: Seconds of the optimizer step.
         idle: Share of the step in which the stage's devices wait.
-        in_flight: Micro-batches whose activations are held at the peak.
-        memory: Of the heaviest device of the stage, this stage's part.
+        in_flight: Micro-batches whose activations the stage holds at its own peak.
+        memory: Of the heaviest device of the stage, this stage's part at its own peak.
+        weight_backward: Seconds of `backward` that make gradients of parameters only.
     """
 
     forward: float
@@ -93,6 +96,29 @@ class StageEstimate:
     idle: float
     in_flight: int
     memory: MemoryUse
+    weight_backward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """Where the step goes on the devices that are done last, in seconds; together the step time.
+
+    Args:
+        compute: Forward and backward of all their micro-batches, with the collectives in them.
+        bubble: Waiting for other stages, before and between.
+        exposed_reduce: Gradient reduction that does not hide behind backward, and the wait for it.
+        optimizer: The optimizer step, parameter gathers after it included.
+    """
+
+    compute: float = 0.0
+    bubble: float = 0.0
+    exposed_reduce: float = 0.0
+    optimizer: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The step time."""
+        return self.compute + self.bubble + self.exposed_reduce + self.optimizer
 
 
 @dataclass(frozen=True)
@@ -108,6 +134,9 @@ class Estimate:
         memory: Breakdown by device.
         tokens_per_s: Tokens (or samples, where a sample is one item) a second, all devices.
         mfu: Model FLOPs utilisation: model FLOPs of a step over step time and total peak.
+        peak_phase: What each device does when it holds most, ``backward of micro-batch 0 (stage
+            1)`` or ``optimizer``; empty where idle.
+        critical: Where the step time goes.
     """
 
     step_time: float
@@ -118,6 +147,8 @@ class Estimate:
     memory: tuple[MemoryUse, ...]
     tokens_per_s: float
     mfu: float
+    peak_phase: tuple[str, ...] = ()
+    critical: CriticalPath = CriticalPath()
 
     @property
     def breakdown(self) -> tuple[StageEstimate, ...]:

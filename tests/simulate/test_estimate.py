@@ -56,11 +56,13 @@ def test_an_uneven_pipeline_by_hand() -> None:
     """Stages of 2 and 4 ms forward: the second one never waits once it has begun."""
     plan = uniform_plan(_PAIR, pp=2, cuts=(2,), micro_batches=8)
     found = estimate(_PAIR, plan)
-    assert found.step_time == pytest.approx(2e-3 + 8 * 12e-3 + 4e-3 + _optimizer(2000))
+    # Seven of eight backwards add to gradients that are there: two reads and a write of 2 bytes.
+    add = 7 / 8 * 2000 * 6 / 1e12
+    busy = 8 * (12e-3 + add) + _optimizer(2000)
+    assert found.step_time == pytest.approx(2e-3 + busy + 4e-3 + add)
     first, second = found.stages
-    assert (first.forward, first.backward) == pytest.approx((2e-3, 4e-3))
-    assert (second.forward, second.backward) == pytest.approx((4e-3, 8e-3))
-    busy = 8 * 12e-3 + _optimizer(2000)
+    assert (first.forward, first.backward) == pytest.approx((2e-3, 4e-3 + add))
+    assert (second.forward, second.backward) == pytest.approx((4e-3, 8e-3 + add))
     assert second.idle == pytest.approx(1 - busy / found.step_time)
     assert (first.in_flight, second.in_flight) == (2, 1)
     assert found.memory[0].activations == 2 * found.memory[1].activations
@@ -127,7 +129,8 @@ def test_micro_batches_in_flight(schedule: str, count: int) -> None:
     each = 16 // count * 2e6 * 2
     for index, use in enumerate(found.memory):
         held = count if schedule == "gpipe" else min(count, 4 - index)
-        assert found.stages[index].in_flight == held == in_flight(schedule, index, 4, count)
+        assert found.stages[index].in_flight == held
+        assert in_flight(schedule, (0, 1, 2, 3), count)[index] == held
         assert use.activations == held * each
 
 

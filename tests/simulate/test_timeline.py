@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,83 +12,184 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.plan.schedules import SCHEDULES, actions, dependencies, schedule
-from rlplace.plan.types import Action, GroupChoice, Mesh, Plan, Stage
-from rlplace.simulate.timeline import Times, orders, simulate
+from rlplace.plan.orders import Lanes, dependencies, parse_orders, split_actions
+from rlplace.plan.schedules import lane_orders, owners
+from rlplace.plan.types import Action, Mesh
+from rlplace.simulate.orders import orders
+from rlplace.simulate.timeline import END, JOINED, LAST, REDUCED, Durations, simulate, step_times
+from tests.plan.test_orders import random_orders
 
-Lanes = Sequence[Sequence[Action]]
 Spans = dict[Action, tuple[float, float]]
 
 
-def _lanes(name: str, micro_batches: int, owner: Sequence[int]) -> Lanes:
-    """Action lists of the lanes, stage i on device `owner[i]`."""
-    stages = tuple(Stage(i, i + 1, Mesh((rank,)), (GroupChoice(),)) for i, rank in enumerate(owner))
-    return actions(Plan(stages, micro_batches, micro_batches, name))
+@dataclass(frozen=True)
+class _Problem:
+    """What a step does: seconds by stage, by cut, and by lane; buckets are (seconds, ready)."""
+
+    lanes: Lanes
+    forward: Sequence[float]
+    backward: Sequence[float]
+    weight: Sequence[float] = ()
+    transfer: Sequence[float] = ()
+    cores: Sequence[int] = ()
+    buckets: Sequence[Sequence[tuple[float, float]]] = ()
+    late: Sequence[float] = ()
+    joint: Sequence[tuple[int, int, float]] = ()
+    optimizer: Sequence[float] = ()
+
+    def durations(self, factor: float = 1.0) -> Durations:
+        """As arrays, if everything took `factor` times as long."""
+        stages, lanes = len(self.forward), len(self.lanes)
+        forward, backward = np.array(self.forward, float), np.array(self.backward, float)
+        weight = np.array(self.weight or [0.0] * stages, float)
+        buckets = self.buckets or [[]] * stages
+        flat = np.array([b for own in buckets for b in own], float).reshape(-1, 2)
+        joint = np.array(self.joint, float).reshape(-1, 3)
+        return Durations(
+            seconds=factor * np.concatenate([forward, backward, backward - weight, weight]),
+            transfer=factor * np.array(self.transfer or [0.0] * (stages - 1), float),
+            optimizer=factor * np.array(self.optimizer or [0.0] * lanes, float),
+            bucket_first=np.cumsum([0, *map(len, buckets)]),
+            bucket_seconds=factor * flat[:, 0],
+            bucket_ready=flat[:, 1].copy(),
+            late=factor * np.array(self.late or [0.0] * stages, float),
+            joint_one=joint[:, 0].astype(np.int64),
+            joint_other=joint[:, 1].astype(np.int64),
+            joint_seconds=factor * joint[:, 2],
+            cores=np.array(self.cores or range(lanes), np.int64),
+        )
+
+    def spans(self, factor: float = 1.0) -> Spans:
+        """Start and end of each action."""
+        times = simulate(orders(self.lanes), self.durations(factor))
+        flat = [action for lane in self.lanes for action in lane]
+        return dict(zip(flat, zip(times.start.tolist(), times.end.tolist(), strict=True)))  # noqa: B905
+
+    def tails(self) -> list[list[float]]:
+        """Rows of `Times.tails`."""
+        return simulate(orders(self.lanes), self.durations()).tails.tolist()  # type: ignore[no-any-return]  # of numpy
+
+
+def _lanes(name: str, micro_batches: int, ranks: Sequence[int]) -> Lanes:
+    """Action lists of the lanes, stage i on device `ranks[i]`."""
+    return lane_orders(name, owners(Mesh((rank,)) for rank in ranks), micro_batches)
 
 
 def _run(
     lanes: Lanes,
     forward: Sequence[float],
     backward: Sequence[float],
-    transfer: Sequence[float] | None = None,
-    cores: Sequence[int] | None = None,
+    transfer: Sequence[float] = (),
+    cores: Sequence[int] = (),
 ) -> Spans:
-    times = _times(lanes, forward, backward, transfer, cores)
-    flat = [action for lane in lanes for action in lane]
-    return {
-        action: (float(a), float(b))
-        for action, a, b in zip(flat, times.start, times.end, strict=True)
-    }
+    return _Problem(lanes, forward, backward, transfer=transfer, cores=cores).spans()
 
 
-def _times(
-    lanes: Lanes,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    transfer: Sequence[float] | None,
-    cores: Sequence[int] | None,
-) -> Times:
-    return simulate(
-        orders(lanes),
-        np.array(forward, float),
-        np.array(backward, float),
-        np.zeros(len(forward) - 1) if transfer is None else np.array(transfer, float),
-        np.array(range(len(lanes)) if cores is None else cores, np.int64),
-    )
-
-
-def _reference(
-    lanes: Lanes,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    transfer: Sequence[float],
-    cores: Sequence[int],
-) -> Spans:
+@dataclass
+class _Clock:
     """The same rules without arrays: of all actions that could run, the earliest one does."""
-    spans: Spans = {}
-    heads = [0] * len(lanes)
-    lane_free, core_free = [0.0] * len(lanes), [0.0] * (max(cores) + 1)
-    while any(head < len(lane) for head, lane in zip(heads, lanes, strict=True)):
-        ready = []
-        for index, lane in enumerate(lanes):
-            if heads[index] == len(lane):
-                continue
-            action = lane[heads[index]]
-            needs = dependencies(action, len(forward))
-            if all(need in spans for need in needs):
-                arrivals = [
-                    spans[need][1]
-                    + (transfer[min(need.stage, action.stage)] if need.stage != action.stage else 0)
-                    for need in needs
-                ]
-                ready.append((max(lane_free[index], core_free[cores[index]], *arrivals, 0), index))
-        start, index = min(ready)
-        action = lanes[index][heads[index]]
-        duration = (forward if action.kind == "F" else backward)[action.stage]
-        spans[action] = (start, start + duration)
-        lane_free[index] = core_free[cores[index]] = start + duration
-        heads[index] += 1
-    return spans
+
+    problem: _Problem
+    spans: Spans = field(default_factory=dict)
+    arrival: dict[tuple[Action, Action], float] = field(default_factory=dict)
+    link_free: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def run(self) -> _Clock:
+        own = self.problem
+        heads = [0] * len(own.lanes)
+        lane_free, core_free = [0.0] * len(own.lanes), dict.fromkeys(self.cores, 0.0)
+        while any(head < len(lane) for head, lane in zip(heads, own.lanes, strict=True)):
+            able = []
+            for index, lane in enumerate(own.lanes):
+                if heads[index] < len(lane):
+                    needs = dependencies(lane[heads[index]], len(own.forward))
+                    if all(need in self.spans for need in needs):
+                        came = [self.came(need, lane[heads[index]]) for need in needs]
+                        free = max(lane_free[index], core_free[self.cores[index]])
+                        able.append((max(free, *came, 0.0), index))
+            start, index = min(able)
+            action = own.lanes[index][heads[index]]
+            end = start + self.seconds(action)
+            self.spans[action] = (start, end)
+            lane_free[index] = core_free[self.cores[index]] = end
+            heads[index] += 1
+            self.send(action, index)
+        return self
+
+    @property
+    def cores(self) -> Sequence[int]:
+        return self.problem.cores or range(len(self.problem.lanes))
+
+    def lane(self, stage: int) -> int:
+        return next(
+            i for i, lane in enumerate(self.problem.lanes) if any(a.stage == stage for a in lane)
+        )
+
+    def seconds(self, action: Action) -> float:
+        own, stage = self.problem, action.stage
+        if action.kind == "F":
+            return own.forward[stage]
+        weight = own.weight[stage] if own.weight else 0.0
+        if action.kind == "W":
+            return weight
+        apart = (stage, action.micro_batch) in split_actions(own.lanes)
+        return own.backward[stage] - weight if apart else own.backward[stage]
+
+    def send(self, action: Action, lane: int) -> None:
+        """Put what the action made on the link to the lane that reads it."""
+        step = {"F": 1, "B": -1, "W": 0}[action.kind]
+        other = action.stage + step
+        if not step or not 0 <= other < len(self.problem.forward) or self.lane(other) == lane:
+            return
+        link = (lane, self.lane(other))
+        begin = max(self.spans[action][1], self.link_free.get(link, 0.0))
+        transfer = self.problem.transfer
+        way = transfer[min(action.stage, other)] if transfer else 0.0
+        self.link_free[link] = begin + way
+        self.arrival[action, Action(other, action.kind, action.micro_batch)] = begin + way
+
+    def came(self, need: Action, action: Action) -> float:
+        return self.arrival.get((need, action), self.spans[need][1])
+
+    def end(self) -> float:
+        """The end of the step."""
+        own = self.problem
+        last = [max(self.spans[a][1] for a in lane) for lane in own.lanes]
+        joined = [self.reduced(index, end) for index, end in enumerate(last)]
+        for one, other, seconds in own.joint:
+            joined[one] = joined[other] = max(joined[one], joined[other]) + seconds
+        free = {
+            c: max(e for e, o in zip(last, self.cores, strict=True) if o == c) for c in self.cores
+        }
+        for index, core in enumerate(self.cores):
+            optimizer = own.optimizer[index] if own.optimizer else 0.0
+            joined[index] = free[core] = max(joined[index], free[core]) + optimizer
+        return max(joined)
+
+    def reduced(self, lane: int, last: float) -> float:
+        """When a lane's reductions are done."""
+        own = self.problem
+        ready: list[tuple[float, int, int, float]] = []
+        makers = [a for a in own.lanes[lane] if self.makes(a)]
+        for at, stage in enumerate(
+            sorted(
+                {a.stage for a in makers},
+                key=lambda s: max(i for i, a in enumerate(makers) if a.stage == s),
+            )
+        ):
+            begin, end = max(self.spans[a] for a in makers if a.stage == stage)
+            own_buckets = own.buckets[stage] if own.buckets else []
+            ready += [(begin + r * (end - begin), at, k, s) for k, (s, r) in enumerate(own_buckets)]
+        channel = 0.0
+        for begin, _, _, seconds in sorted(ready, key=lambda item: item[1:3]):
+            channel = max(channel, begin) + seconds
+        late = sum(own.late[s] for s in {a.stage for a in makers}) if own.late else 0.0
+        return max(channel, last) + late
+
+    def makes(self, action: Action) -> bool:
+        """Whether the action makes gradients of parameters."""
+        apart = (action.stage, action.micro_batch) in split_actions(self.problem.lanes)
+        return action.kind == ("W" if apart else "B")
 
 
 def _end(spans: Spans) -> float:
@@ -166,20 +268,76 @@ def test_two_stages_on_one_mesh_share_a_lane() -> None:
     assert all(before[1] <= after[0] for before, after in pairwise(lane))
 
 
-def test_a_deadlock_is_refused() -> None:
-    """Stage 0 wants a backward before the forward that it depends on."""
-    first = (Action(0, "B", 0), Action(0, "F", 0))
-    second = (Action(1, "F", 0), Action(1, "B", 0))
-    with pytest.raises(ValueError, match="deadlocks: 4 actions"):
-        _run((first, second), (1, 1), (1, 1))
-    with pytest.raises(ValueError, match="deadlocks"):
-        _run((first, second), (1, 1), (1, 1), cores=(0, 0))
-    crossed = ((Action(0, "F", 0), Action(0, "B", 1)), (Action(1, "F", 1), Action(1, "F", 0)))
-    with pytest.raises(ValueError, match="deadlocks: 3 actions"):
-        _run(crossed, (1, 1), (1, 1))
+def test_sends_on_a_link_queue_by_hand() -> None:
+    """Forwards of one second behind a link of three; the way back is another."""
+    spans = _run(_lanes("gpipe", 3, (0, 1)), (1, 1), (1, 1), (3,))
+    assert _text(spans, 1) == "1F0@4 1F1@7 1F2@10 1B0@11 1B1@12 1B2@13"
+    assert _text(spans, 0) == "0F0@0 0F1@1 0F2@2 0B0@15 0B1@18 0B2@21"
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+def test_stages_of_a_lane_share_its_link_by_hand() -> None:
+    """Stages 0 and 2 both send to lane 1, and its link is busy for four seconds each time."""
+    both = parse_orders("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
+    spans = _run(both, (1, 1, 1, 1), (1, 1, 1, 1), (4, 0, 4))
+    # 0F0 takes the link from 1 to 5, 0F1 from 5 to 9; 2F0 ends at 7 and has to wait until 9.
+    assert _text(spans, 2).startswith("2F0@6 2F1@10")
+    assert _text(spans, 3).startswith("3F0@13 3F1@17")
+
+
+def test_a_backward_in_two_parts_by_hand() -> None:
+    """Stage 0 gets its gradient after the first part; the second fills what was a wait."""
+    whole = _run(_lanes("1f1b", 2, (0, 1)), (1, 1), (2, 2))
+    lanes = parse_orders("0F0 0F1 0B0 0W0 0B1 0W1\n1F0 1B0 1F1 1B1 1W0 1W1")
+    spans = _Problem(lanes, (1, 1), (2, 2), (1, 1)).spans()
+    assert _text(spans, 1) == "1F0@1 1B0@2 1F1@3 1B1@4 1W0@5 1W1@6"
+    assert _text(spans, 0) == "0F0@0 0F1@1 0B0@3 0W0@4 0B1@5 0W1@6"
+    assert (_end(whole), _end(spans)) == (9, 7)
+
+
+def test_buckets_hide_behind_the_last_backward_by_hand() -> None:
+    """A backward from 1 to 5: buckets ready at 2 and 5, a second that cannot hide, and 0.5."""
+    problem = _Problem(
+        parse_orders("0F0 0B0"),
+        (1,),
+        (4,),
+        buckets=[[(2, 0.25), (1, 1)]],
+        late=[1],
+        optimizer=[0.5],
+    )
+    assert problem.tails() == [[5], [7], [7], [7], [7.5]]
+    hidden = replace(problem, buckets=[[(2, 0.25)]], late=[0])
+    assert hidden.tails() == [[5], [5], [5], [5], [5.5]]
+    slow = replace(problem, buckets=[[(7, 0.25), (1, 1)]])
+    assert slow.tails() == [[5], [11], [11], [11], [11.5]]
+
+
+def test_buckets_of_a_stage_in_the_middle_hide_behind_other_stages_by_hand() -> None:
+    lanes = parse_orders("0F0 2F0 2B0 0B0\n1F0 1B0")
+    problem = _Problem(lanes, (1, 1, 1), (2, 2, 2), buckets=[[(1, 1)], [(9, 1)], [(3, 1)]])
+    # Stage 2's last backward is from 3 to 5, stage 1's to 7, stage 0's to 9.
+    assert problem.tails()[LAST] == [9, 7]
+    assert problem.tails()[REDUCED] == [10, 16]
+
+
+def test_weight_gradients_apart_are_reduced_after_them_by_hand() -> None:
+    problem = _Problem(parse_orders("0F0 0B0 0W0"), (1,), (4,), (2,), buckets=[[(1, 0.5)]])
+    assert problem.spans()[Action(0, "W", 0)] == (3, 5)
+    assert problem.tails()[REDUCED] == [5], "ready at 4"
+
+
+def test_lanes_reduce_together_when_both_are_done_by_hand() -> None:
+    lanes = _lanes("1f1b", 1, (0, 1))
+    problem = _Problem(lanes, (1, 1), (2, 2), joint=[(0, 1, 3)], optimizer=[1, 2])
+    assert problem.tails() == [[6, 4], [6, 4], [9, 9], [9, 9], [10, 11]]
+
+
+def test_optimizers_on_one_core_take_turns_by_hand() -> None:
+    lanes = _lanes("1f1b", 1, (0, 1))
+    problem = _Problem(lanes, (1, 1), (2, 2), cores=(0, 0), optimizer=[1, 2])
+    assert problem.tails()[END] == [7, 9]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 8), (4, 4), (7, 3), (8, 32)])
 def test_closed_form_of_equal_stages(name: str, stages: int, micro_batches: int) -> None:
     """(m + p - 1)(f + b), arXiv 2104.04473 section 2.2."""
@@ -187,79 +345,136 @@ def test_closed_form_of_equal_stages(name: str, stages: int, micro_batches: int)
     assert _end(spans) == pytest.approx((micro_batches + stages - 1) * 5.0)
 
 
+@pytest.mark.parametrize("pp", [1, 2, 4, 5])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_bubble_of_interleaved_1f1b(pp: int, rounds: int, runs: int) -> None:
+    """(p - 1)/(v m) of the work, arXiv 2104.04473 section 2.2."""
+    stages, micro_batches = pp * rounds, pp * runs
+    lanes = _lanes("interleaved", micro_batches, [*range(pp)] * rounds)
+    spans = _run(lanes, (1.0,) * stages, (2.0,) * stages)
+    work = micro_batches * rounds * 3.0
+    assert _end(spans) - work == pytest.approx((pp - 1) / (rounds * micro_batches) * work)
+
+
+@pytest.mark.parametrize("pp", [2, 4, 6])
+@pytest.mark.parametrize(("forward", "inner", "weight"), [(1, 1, 1), (2, 3, 2), (3, 3, 1)])
+def test_bubble_of_zb_h1(pp: int, forward: float, inner: float, weight: float) -> None:
+    """(p - 1)(F + B - W) against 1F1B's (p - 1)(F + B + W), arXiv 2401.10241 table 2."""
+    count, each = 3 * pp, [forward] * pp
+    whole, apart = [inner + weight] * pp, [weight] * pp
+    work = count * (forward + inner + weight)
+    plain = _run(_lanes("1f1b", count, range(pp)), each, whole)
+    split = _Problem(_lanes("zb-h1", count, range(pp)), each, whole, apart).spans()
+    assert _end(plain) - work == pytest.approx((pp - 1) * (forward + inner + weight))
+    assert _end(split) - work == pytest.approx((pp - 1) * (forward + inner - weight))
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+def test_zb_v_has_no_bubble_where_all_parts_take_as_long(pp: int) -> None:
+    """Arxiv 2401.10241 section 6: no lane waits once it has begun."""
+    count, ranks = 3 * pp, [*range(pp), *range(pp)[::-1]]
+    problem = _Problem(_lanes("zb-v", count, ranks), [1.0] * 2 * pp, [2.0] * 2 * pp, [1.0] * 2 * pp)
+    spans = problem.spans()
+    for lane in problem.lanes:
+        start, end = (f(spans[a][at] for a in lane) for at, f in enumerate((min, max)))
+        assert end - start == pytest.approx(count * 2 * 3.0)
+    half = _Problem(_lanes("zb-h1", count, range(pp)), [2.0] * pp, [4.0] * pp, [2.0] * pp)
+    assert (
+        _end(spans)
+        < _end(half.spans())
+        < _end(_run(_lanes("1f1b", count, range(pp)), [2.0] * pp, [4.0] * pp))
+    )
+
+
 seconds = st.floats(0.01, 10.0)
-
-
-@dataclass(frozen=True)
-class _Problem:
-    lanes: Lanes
-    forward: list[float]
-    backward: list[float]
-    transfer: list[float]
-    cores: list[int]
-
-    def spans(self, factor: float = 1.0, cores: list[int] | None = None) -> Spans:
-        """The simulated times if everything took `factor` times as long."""
-        forward, backward, transfer = (
-            [factor * value for value in column]
-            for column in (self.forward, self.backward, self.transfer)
-        )
-        return _run(self.lanes, forward, backward, transfer, cores or self.cores)
 
 
 @st.composite
 def _problems(draw: st.DrawFn) -> _Problem:
-    """Schedules with stages on lanes and lanes on cores of which some are shared."""
-    stages, micro_batches = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    owner = draw(st.lists(st.integers(0, 4), min_size=stages, max_size=stages))
-    lanes = _lanes(draw(st.sampled_from(sorted(SCHEDULES))), micro_batches, owner)
-    one_each = st.lists(seconds, min_size=stages, max_size=stages)
-    forward, backward = draw(one_each), draw(one_each)
-    transfer = [draw(st.floats(0.0, 3.0)) for _ in range(stages - 1)]
-    cores = draw(st.lists(st.integers(0, 4), min_size=len(lanes), max_size=len(lanes)))
-    return _Problem(lanes, forward, backward, transfer, cores)
+    """Random lists that can be run, or schedules, on lanes and cores of which some are shared."""
+    stages, micro_batches = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    ranks = draw(st.lists(st.integers(0, 4), min_size=stages, max_size=stages))
+    name = draw(st.sampled_from(("gpipe", "1f1b", "random")))
+    if name == "random":
+        owner = owners(Mesh((rank,)) for rank in ranks)
+        lanes = random_orders(draw(st.integers(0, 10**6)), list(owner), micro_batches)
+    else:
+        lanes = _lanes(name, micro_batches, ranks)
+    rng = random.Random(draw(st.integers(0, 10**6)))
+
+    def some(count: int, low: float = 0.01, high: float = 10.0) -> list[float]:
+        return [rng.uniform(low, high) for _ in range(count)]
+
+    shared = draw(st.booleans())
+    buckets = [
+        list(zip(some(n), sorted(some(n, 0.0, 1.0)), strict=True))
+        for n in draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages))
+    ]
+    pairs = [(rng.randrange(len(lanes)), rng.randrange(len(lanes))) for _ in range(2)]
+    backward = some(stages)
+    return _Problem(
+        lanes,
+        some(stages),
+        backward,
+        weight=[value * rng.random() for value in backward],
+        transfer=some(stages - 1, 0.0, 3.0),
+        cores=[rng.randrange(3) if shared else lane for lane in range(len(lanes))],
+        buckets=buckets,
+        late=some(stages, 0.0, 1.0),
+        joint=[(a, b, rng.random()) for a, b in pairs if a != b],
+        optimizer=some(len(lanes)),
+    )
 
 
 @given(_problems())
 def test_equal_to_the_reference(problem: _Problem) -> None:
-    spans = problem.spans()
-    wanted = _reference(
-        problem.lanes, problem.forward, problem.backward, problem.transfer, problem.cores
-    )
-    assert spans.keys() == wanted.keys()
-    for action, (start, end) in spans.items():
-        assert (start, end) == pytest.approx(wanted[action], rel=1e-12)
+    clock, spans = _Clock(problem).run(), problem.spans()
+    assert spans.keys() == clock.spans.keys()
+    for action, span in spans.items():
+        assert span == pytest.approx(clock.spans[action], rel=1e-12)
+    assert max(problem.tails()[END]) == pytest.approx(clock.end(), rel=1e-12)
+
+
+@given(st.lists(_problems(), min_size=1, max_size=6))
+def test_many_plans_in_one_call(problems: list[_Problem]) -> None:
+    """Each as if it were alone, in any order, lists shared or not."""
+    lists = [orders(problem.lanes) for problem in problems]
+    costs = [problem.durations() for problem in problems]
+    alone = [simulate(order, cost).seconds for order, cost in zip(lists, costs, strict=True)]
+    assert step_times(lists, costs).tolist() == alone
+    twice = step_times([*lists, *lists[::-1]], [*costs, *costs[::-1]])
+    assert twice.tolist() == [*alone, *alone[::-1]]
 
 
 @given(_problems())
 def test_laws_of_a_timeline(problem: _Problem) -> None:
-    spans, transfer = problem.spans(), problem.transfer
-    duration = {"F": problem.forward, "B": problem.backward}
+    spans, clock = problem.spans(), _Clock(problem)
     for action, (start, end) in spans.items():
-        assert end - start == pytest.approx(duration[action.kind][action.stage])
+        assert end - start == pytest.approx(clock.seconds(action))
         for need in dependencies(action, len(problem.forward)):
-            way = transfer[min(need.stage, action.stage)] if need.stage != action.stage else 0.0
+            apart = clock.lane(need.stage) != clock.lane(action.stage)
+            way = problem.transfer[min(need.stage, action.stage)] if apart else 0.0
             assert start >= spans[need][1] + way - 1e-9
     for lane in problem.lanes:
         assert all(spans[a][1] <= spans[b][0] + 1e-9 for a, b in pairwise(lane))
     for core in set(problem.cores):
-        lanes = [
-            lane for lane, own in zip(problem.lanes, problem.cores, strict=True) if own == core
-        ]
+        lanes = [lane for lane, o in zip(problem.lanes, problem.cores, strict=True) if o == core]
         work = sorted(spans[action] for lane in lanes for action in lane)
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(work))
         assert _end(spans) >= sum(end - start for start, end in work) - 1e-9
-    path = sum(problem.forward) + sum(problem.backward) + 2 * sum(transfer)
-    assert _end(spans) >= path - 1e-9
+    last, reduced, joined, begin, end = np.array(problem.tails())
+    assert (last <= reduced).all()
+    assert (reduced <= joined).all()
+    assert (joined <= begin).all()
+    assert end - begin == pytest.approx(np.array(problem.optimizer))
 
 
 @given(_problems(), st.floats(0.1, 50.0))
 def test_a_machine_slower_by_a_factor_takes_longer_by_it(problem: _Problem, factor: float) -> None:
     # Where lanes share a core, rounding may break a tie the other way; a power of two is exact.
-    alone = list(range(len(problem.lanes)))
-    assert _end(problem.spans(factor, alone)) == pytest.approx(
-        factor * _end(problem.spans(1.0, alone))
-    )
+    alone = replace(problem, cores=range(len(problem.lanes)))
+    assert _end(alone.spans(factor)) == pytest.approx(factor * _end(alone.spans()))
     assert _end(problem.spans(2.0)) == 2.0 * _end(problem.spans())
 
 
@@ -270,16 +485,10 @@ def test_no_action_ends_earlier_where_one_takes_longer(
     """Without shared cores the times are longest paths, which are monotone."""
     stage = data.draw(st.integers(0, len(problem.forward) - 1))
     forward = [value + (index == stage) for index, value in enumerate(problem.forward)]
-    alone = list(range(len(problem.lanes)))
-    before = problem.spans(cores=alone)
-    after = replace(problem, forward=forward).spans(cores=alone)
+    alone = replace(problem, cores=range(len(problem.lanes)))
+    before, after = alone.spans(), replace(alone, forward=forward).spans()
     assert all(after[action][1] >= before[action][1] - 1e-9 for action in before)
-
-
-def test_lists_in_arrays() -> None:
-    lanes = [schedule("1f1b")(0, 2, 2), schedule("1f1b")(1, 2, 2)]
-    order = orders(lanes)
-    assert order.first.tolist() == [0, 4, 8]
-    assert order.stage.tolist() == [0] * 4 + [1] * 4
-    assert order.backward.tolist() == [0, 0, 1, 1, 0, 1, 0, 1]
-    assert order.micro_batch.tolist() == [0, 1, 0, 1, 0, 0, 1, 1]
+    assert (
+        np.array(replace(alone, forward=forward).tails()) >= np.array(alone.tails()) - 1e-9
+    ).all()
+    assert JOINED > REDUCED > LAST

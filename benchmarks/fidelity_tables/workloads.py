@@ -1,0 +1,226 @@
+"""From a row to its estimate. Graphs, clusters and estimators are made once and shared."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fidelity_tables.types import (
+    ClusterSpec,
+    GraphSpec,
+    MemoryKind,
+    Result,
+    Row,
+    Workload,
+)
+from rlplace.cluster.types import Cluster
+from rlplace.errors import InputError
+from rlplace.graph import library
+from rlplace.graph.models.shapes import FAMILIES
+from rlplace.graph.types import OpGraph
+from rlplace.plan.frameworks import frameworks
+from rlplace.plan.types import Instance, Plan
+from rlplace.plan.uniform import uniform_plan
+from rlplace.simulate.estimate import Estimator
+from rlplace.simulate.types import Estimate
+
+#: What a row's plan may say beside the arguments of `uniform_plan`: ``blocks`` names a rule for the
+#: cuts (`CUTS`), ``every`` redoes one layer in so many, ``joined`` redoes each stage as one.
+EXTRAS = frozenset({"blocks", "every", "joined"})
+
+_LAYER = re.compile(r"\.(?:h|layers|layer|blocks)\.(\d+)(?:\.|$)")
+
+
+def estimate_row(row: Row) -> Result:
+    """The estimate of a row; what cannot be asked or built yet is a problem, not an error."""
+    plan = dict(row.plan)
+    if unknown := sorted(plan.keys() - _plan_arguments()):
+        return Result(row, problem=f"uniform_plan has no {', '.join(unknown)}")
+    try:
+        estimator = estimator_of(row.workload)
+        if not row.tries:
+            return result_of(row, estimator.estimate(make_plan(estimator.instance, plan)))
+        return _best_of(row, estimator)
+    except InputError as error:
+        return Result(row, problem=str(error).split("\n")[0])
+
+
+def _best_of(row: Row, estimator: Estimator) -> Result:
+    """The quickest of a row's tries that fits (the quickest of all, if none does)."""
+    found = []
+    for size in row.tries:
+        try:
+            plan = make_plan(estimator.instance, row.plan | {"micro_batch": size})
+        except InputError:  # does not divide the batch
+            continue
+        found.append(result_of(row, estimator.estimate(plan)))
+    if not found:
+        return Result(row, problem="no micro-batch divides the batch")
+    return min(found, key=lambda result: (not result.feasible, result.step_time))
+
+
+def result_of(row: Row, estimate: Estimate) -> Result:
+    """What a row's table measured, as the estimate has it."""
+    heaviest = max(estimate.stages, key=lambda stage: stage.forward + stage.backward)
+    use = max(estimate.memory, key=lambda use: use.total)
+    seconds = ("forward", "backward", "reduce", "optimizer", "idle", "in_flight")
+    details = {name: float(getattr(heaviest, name)) for name in seconds}
+    details |= {f"memory_{name}": getattr(use, name) for name in _memory_fields()}
+    return Result(
+        row=row,
+        step_time=estimate.step_time,
+        memory=memory_of(estimate, row.measured.memory_kind),
+        feasible=estimate.feasible,
+        details=details,
+    )
+
+
+def memory_of(estimate: Estimate, kind: MemoryKind) -> float:
+    """Bytes of the device that uses most, of what a figure of this kind counts."""
+    if kind == "activations":
+        return max(use.activations for use in estimate.memory)
+    if kind == "driver":
+        return max(use.total for use in estimate.memory)
+    return max(use.total - use.reserve for use in estimate.memory)
+
+
+@cache
+def graph_of(spec: GraphSpec) -> OpGraph:
+    """The op graph; from the cache on disk if it was captured before."""
+    shape: dict[str, Any] = dict(spec.shape)
+    if spec.family in FAMILIES:
+        return library.build(spec.family, degrees=spec.degrees, **shape)
+    from benchmarks.models import capture_model
+
+    return capture_model(spec.family, shape, spec.degrees)
+
+
+@cache
+def cluster_of(spec: ClusterSpec) -> Cluster:
+    """The cluster."""
+    per_node = min(spec.gpus, spec.per_node)
+    link = f":{spec.link}" if spec.link else ""
+    cluster = Cluster.parse(f"{spec.gpus // per_node}x{per_node}x{spec.gpu}{link}")
+    if spec.latency is not None:
+        nodes = tuple(
+            replace(node, nic=node.nic and replace(node.nic, latency=spec.latency))
+            for node in cluster.nodes
+        )
+        cluster = replace(cluster, nodes=nodes)
+    return cluster
+
+
+@cache
+def estimator_of(workload: Workload) -> Estimator:
+    """An estimator of the instance; no memory is kept free, for the question is what ran."""
+    known = workload.framework in frameworks()
+    return Estimator(
+        Instance(
+            graph=graph_of(workload.graph),
+            cluster=cluster_of(workload.cluster),
+            global_batch=workload.global_batch,
+            precision=workload.precision,
+            optimizer=workload.optimizer,
+            attention=workload.attention,
+            framework=workload.framework if known else "torch",
+            fused=workload.fused,
+            memory_margin=0.0,
+        )
+    )
+
+
+def make_plan(instance: Instance, arguments: dict[str, Any]) -> Plan:
+    """`uniform_plan`, with what it does not know on its own (`EXTRAS`)."""
+    given = {name: value for name, value in arguments.items() if name not in EXTRAS}
+    if "blocks" in arguments and given["pp"] > 1:
+        given["cuts"] = CUTS[arguments["blocks"]](instance.graph, given["pp"])
+    plan = uniform_plan(instance, **given)
+    if arguments.get("every", 1) > 1:
+        plan = _recompute_every(plan, instance.graph, arguments["every"])
+    return _joined(plan) if arguments.get("joined") else plan
+
+
+def layers_of(graph: OpGraph) -> list[int]:
+    """The layer of each group: -1 before the first, one more than the last behind it."""
+    found: list[int] = []
+    matches = [_LAYER.search(f".{group.name}") for group in graph.groups]
+    behind = max((int(match[1]) for match in matches if match), default=-1) + 1
+    for match in matches:
+        outside = behind if found and found[-1] >= 0 else -1
+        found.append(int(match[1]) if match else outside)
+    return found
+
+
+def flops_blocks(graph: OpGraph, stages: int) -> tuple[int, ...]:
+    """Nanotron's cuts: whole layers; a stage ends with the block that passes its share of FLOPs.
+
+    Raises:
+        InputError: If a stage would be empty.
+    """
+    owners = layers_of(graph)
+    costs: dict[int, float] = {}
+    for group, owner in zip(graph.groups, owners, strict=True):
+        costs[owner] = costs.get(owner, 0.0) + graph.structure(group.index).work.flops(1)
+    total, done = sum(costs.values()), 0.0
+    cuts: list[int] = []
+    for owner, cost in costs.items():
+        done += cost
+        if len(cuts) < stages - 1 and done > total * (len(cuts) + 1) / stages:
+            cuts.append(owner + 1)
+    places = tuple(owners.index(owner) for owner in cuts if owner in owners)
+    if len(places) < stages - 1:
+        raise InputError("pp", stages, f"more stages than the {len(costs)} blocks can fill")
+    return places
+
+
+def counted_ends(graph: OpGraph, stages: int) -> tuple[int, ...]:
+    """DeepSpeed's cuts where the embedding and the head count as a layer each."""
+    owners = layers_of(graph)
+    blocks = range(-1, max(owners) + 1)
+    return tuple(owners.index(int(part[0])) for part in np.array_split(blocks, stages)[1:])
+
+
+CUTS: dict[str, Callable[[OpGraph, int], tuple[int, ...]]] = {
+    "flops": flops_blocks,
+    "ends": counted_ends,
+}
+
+
+def _joined(plan: Plan) -> Plan:
+    """A plan that redoes each stage as one, where it redoes anything."""
+    stages = []
+    for stage in plan.stages:
+        first, *rest = stage.choices
+        if first.recompute == "full":
+            rest = [replace(choice, recompute="joined") for choice in rest]
+        stages.append(replace(stage, choices=(first, *rest)))
+    return replace(plan, stages=tuple(stages))
+
+
+def _recompute_every(plan: Plan, graph: OpGraph, every: int) -> Plan:
+    """A plan that recomputes the layers whose number `every` divides, and no others."""
+    owners = layers_of(graph)
+    stages = []
+    for stage in plan.stages:
+        numbers = range(stage.start, stage.stop)
+        choices = tuple(
+            choice if owners[number] % every == 0 else replace(choice, recompute="none")
+            for number, choice in zip(numbers, stage.choices, strict=True)
+        )
+        stages.append(replace(stage, choices=choices))
+    return replace(plan, stages=tuple(stages))
+
+
+@cache
+def _plan_arguments() -> frozenset[str]:
+    return frozenset(inspect.signature(uniform_plan).parameters) | EXTRAS
+
+
+def _memory_fields() -> tuple[str, ...]:
+    return ("params", "gradients", "optimizer", "activations", "logits", "transient", "reserve")

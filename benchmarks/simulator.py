@@ -1,8 +1,10 @@
 """How quick the simulator and an estimate are.
 
-Plans a second of the compiled event simulator (1F1B) beside the same rules in plain Python, in one
-run, and milliseconds of an estimate of an 80-layer transformer on 64 and on 1,024 devices: of the
-first plan, and of a further one that differs in one stage. Best of several repeats, one thread.
+Plans a second of the compiled event simulator (1F1B, with sends, gradient buckets and optimizer)
+beside the same loop in plain Python and the same rules as simpy processes, in one run and with
+equal step times; and milliseconds of an estimate of an 80-layer transformer on 64 and on 1,024
+devices: of the first plan, and of a further one that differs in one stage. Seconds of CPU, the
+best of several repeats, one thread.
 """
 
 from __future__ import annotations
@@ -10,82 +12,188 @@ from __future__ import annotations
 import argparse
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import simpy
 from rich.console import Console
 from rich.table import Table
 
 from rlplace.cluster.types import Cluster
-from rlplace.plan.schedules import dependencies, one_f_one_b
+from rlplace.plan.orders import Lanes
+from rlplace.plan.schedules import lane_orders
 from rlplace.plan.testing import transformer
 from rlplace.plan.types import Action, Instance, Plan
 from rlplace.plan.uniform import uniform_plan
 from rlplace.simulate.estimate import Estimator
-from rlplace.simulate.timeline import orders, simulate
+from rlplace.simulate.orders import Orders, orders
+from rlplace.simulate.timeline import Durations, simulate, step_times
+
+#: Plans of one compiled call.
+_BATCH = 500
 
 
-def python_simulate(
-    lanes: list[tuple[Action, ...]], forward: list[float], backward: list[float], way: list[float]
+def python_step(order: Orders, costs: Durations) -> float:
+    """Step time by the loop of the compiled simulator, each lane on a core of its own."""
+    lane, price, target, cut, link = (
+        column.tolist()
+        for column in (
+            order.turns.lane,
+            order.turns.price,
+            order.turns.target,
+            order.turns.cut,
+            order.turns.link,
+        )
+    )
+    seconds, transfer = costs.seconds.tolist(), costs.transfer.tolist()
+    lanes, rows = len(costs.optimizer), len(lane)
+    free, link_free = [0.0] * lanes, [0.0] * lanes**2
+    arrival, start, end = [0.0] * rows, [0.0] * rows, [0.0] * rows
+    for at in range(rows):
+        begin = max(free[lane[at]], arrival[at])
+        done = begin + seconds[price[at]]
+        start[at], end[at], free[lane[at]] = begin, done, done
+        if target[at] >= 0:
+            done = max(done, link_free[link[at]]) + transfer[cut[at]]
+            link_free[link[at]] = arrival[target[at]] = done
+    return max(_python_tail(order, costs, own, start, end, free[own]) for own in range(lanes))
+
+
+def _python_tail(
+    order: Orders, costs: Durations, lane: int, start: list[float], end: list[float], last: float
 ) -> float:
-    """Step time by the rules of `simulate`, each lane on a core of its own."""
-    done: dict[Action, float] = {}
-    heads, free = [0] * len(lanes), [0.0] * len(lanes)
-    stages, left = len(forward), sum(map(len, lanes))
-    while left:
-        for index, lane in enumerate(lanes):
-            while heads[index] < len(lane):
-                action = lane[heads[index]]
-                needs = dependencies(action, stages)
-                if any(need not in done for need in needs):
-                    break
-                start = free[index]
-                for need in needs:
-                    same = need.stage == action.stage
-                    start = max(
-                        start, done[need] + (0.0 if same else way[min(need.stage, action.stage)])
-                    )
-                duration = forward if action.kind == "F" else backward
-                done[action] = free[index] = start + duration[action.stage]
-                heads[index] += 1
-                left -= 1
-    return max(free)
+    done, late = 0.0, 0.0
+    for stage in order.turns.reduce_stage[slice(*order.turns.reduce_first[lane : lane + 2])]:
+        begin, finish = start[order.turns.last[stage]], end[order.turns.last[stage]]
+        for bucket in range(costs.bucket_first[stage], costs.bucket_first[stage + 1]):
+            ready = begin + float(costs.bucket_ready[bucket]) * (finish - begin)
+            done = max(done, ready) + float(costs.bucket_seconds[bucket])
+        late += float(costs.late[stage])
+    return max(done, last) + late + float(costs.optimizer[lane])
+
+
+class SimpyStep:
+    """The same rules as simpy processes: a lane a stage, a resource a link and a reduction channel.
+
+    Args:
+        lanes: Action lists; stage s is on lane s.
+        costs: Seconds of everything.
+    """
+
+    def __init__(self, lanes: Lanes, costs: Durations) -> None:
+        self.costs, self.lanes = costs, lanes
+        self.env = simpy.Environment()
+        self.links: dict[tuple[int, int], simpy.Resource] = {}
+        self.arrived: dict[Action, simpy.Event] = {
+            action: self.env.event()
+            for lane in lanes
+            for action in lane
+            if 0 <= action.stage - _STEP[action.kind] < len(lanes)
+        }
+
+    def run(self) -> float:
+        """The step time."""
+        for index in range(len(self.lanes)):
+            self.env.process(self._lane(index))
+        self.env.run()
+        return float(self.env.now)
+
+    def _lane(self, index: int) -> Generator[Any, Any, None]:
+        env, costs, own = self.env, self.costs, self.lanes[index]
+        reduction = None
+        for number, action in enumerate(own):
+            if action in self.arrived:
+                yield self.arrived[action]
+            kind = 0 if action.kind == "F" else 1
+            duration = float(costs.seconds[kind * len(self.lanes) + index])
+            if number == len(own) - 1:
+                reduction = env.process(self._reduce(index, duration))
+            yield env.timeout(duration)
+            if 0 <= index + _STEP[action.kind] < len(self.lanes):
+                env.process(self._send(action))
+        yield reduction
+        yield env.timeout(float(costs.late[index]))
+        yield env.timeout(float(costs.optimizer[index]))
+
+    def _send(self, action: Action) -> Generator[Any, Any, None]:
+        target = replace(action, stage=action.stage + _STEP[action.kind])
+        link = (action.stage, target.stage)
+        with self.links.setdefault(link, simpy.Resource(self.env)).request() as turn:
+            yield turn
+            yield self.env.timeout(float(self.costs.transfer[min(link)]))
+        self.arrived[target].succeed()
+
+    def _reduce(self, stage: int, duration: float) -> Generator[Any, Any, None]:
+        begin = self.env.now
+        for bucket in range(self.costs.bucket_first[stage], self.costs.bucket_first[stage + 1]):
+            ready = begin + float(self.costs.bucket_ready[bucket]) * duration
+            yield self.env.timeout(max(0.0, ready - self.env.now))
+            yield self.env.timeout(float(self.costs.bucket_seconds[bucket]))
+
+
+_STEP = {"F": 1, "B": -1}
 
 
 def best_seconds(call: Callable[[], object], repeats: int, loops: int) -> float:
-    """Seconds of one call, the best of `repeats` windows of `loops` calls."""
+    """Seconds of CPU of one call, the best of `repeats` windows of `loops` calls."""
     windows = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.process_time()
         for _ in range(loops):
             call()
-        windows.append((time.perf_counter() - started) / loops)
+        windows.append((time.process_time() - started) / loops)
     return min(windows)
 
 
-def simulator_rows(stages: int, micro_batches: int, repeats: int) -> list[tuple[str, str]]:
-    """Plans a second, compiled and in plain Python."""
-    rng = np.random.default_rng(0)
-    lanes = [one_f_one_b(stage, stages, micro_batches) for stage in range(stages)]
+def random_costs(rng: np.random.Generator, stages: int, buckets: int = 5) -> Durations:
+    """Seconds of stages that each have a lane, with sends, buckets and an optimizer."""
     forward, backward = rng.uniform(1, 2, stages), rng.uniform(2, 4, stages)
-    way = rng.uniform(0.0, 0.2, stages - 1)
-    cores, order = np.arange(stages), orders(lanes)
+    return Durations(
+        seconds=np.concatenate([forward, backward, backward, np.zeros(stages)]),
+        transfer=rng.uniform(0.0, 1.5, stages - 1),
+        optimizer=rng.uniform(0.5, 1.0, stages),
+        bucket_first=np.arange(stages + 1) * buckets,
+        bucket_seconds=rng.uniform(0.0, 1.0, stages * buckets),
+        bucket_ready=np.tile(np.linspace(1 / buckets, 1, buckets), stages),
+        late=rng.uniform(0.0, 0.5, stages),
+        joint_one=np.zeros(0, np.int64),
+        joint_other=np.zeros(0, np.int64),
+        joint_seconds=np.zeros(0),
+        cores=np.arange(stages),
+    )
 
-    def compiled() -> float:
-        return float(simulate(order, forward, backward, way, cores).end.max())
 
-    def plain() -> float:
-        return python_simulate(lanes, forward.tolist(), backward.tolist(), way.tolist())
-
-    if not np.isclose(compiled(), plain()):
-        raise RuntimeError("the two simulators do not agree")
-    quick, slow = best_seconds(compiled, repeats, 200), best_seconds(plain, repeats, 1)
+def simulator_rows(stages: int, micro_batches: int, repeats: int) -> list[tuple[str, str]]:
+    """Plans a second: compiled, in plain Python, and with simpy."""
+    rng = np.random.default_rng(0)
+    lanes = lane_orders("1f1b", tuple(range(stages)), micro_batches)
+    order = orders(lanes)
+    costs = [random_costs(rng, stages) for _ in range(_BATCH)]
+    lists, one = [order] * _BATCH, costs[0]
+    found = step_times(lists, costs)
+    for at in (0, _BATCH - 1):
+        others = (
+            simulate(order, costs[at]).seconds,
+            python_step(order, costs[at]),
+            SimpyStep(lanes, costs[at]).run(),
+        )
+        if not np.allclose(others, found[at], rtol=1e-12, atol=0.0):
+            raise RuntimeError(f"the simulators do not agree: {found[at]}, {others}")
+    rates = {
+        f"compiled, {_BATCH} plans a call": _BATCH
+        / best_seconds(lambda: step_times(lists, costs), repeats, 1),
+        "compiled, a plan a call": 1
+        / best_seconds(lambda: simulate(order, one).seconds, repeats, 200),
+        "plain Python": 1 / best_seconds(lambda: python_step(order, one), repeats, 2),
+        "simpy": 1 / best_seconds(lambda: SimpyStep(lanes, one).run(), repeats, 1),
+    }
     shape = f"1F1B, {stages} stages, {micro_batches} micro-batches"
+    quickest = max(rates.values())
     return [
-        (f"compiled, {shape}", f"{1 / quick:,.0f} plans/s"),
-        (f"plain Python, {shape}", f"{1 / slow:,.0f} plans/s"),
-        ("ratio", f"{slow / quick:,.0f}"),
+        (f"{name}, {shape}", f"{rate:,.0f} plans/s ({quickest / rate:,.0f} times as slow)")
+        for name, rate in rates.items()
     ]
 
 
@@ -98,12 +206,17 @@ def estimate_rows(repeats: int) -> list[tuple[str, str]]:
         estimator = Estimator(instance)
         estimator.estimate(plan)
         others = iter(_neighbours(plan))
-        first = best_seconds(lambda: Estimator(instance).estimate(plan), repeats, 1)  # noqa: B023
+        first = best_seconds(lambda: _first(instance, plan), repeats, 1)  # noqa: B023
         again = best_seconds(lambda: estimator.estimate(next(others)), repeats, 10)  # noqa: B023
         where = f"80 layers on {len(instance.cluster.devices):,} devices"
         rows.append((f"first estimate, {where}", f"{first * 1e3:.1f} ms"))
         rows.append((f"estimate of a neighbour, {where}", f"{again * 1e3:.2f} ms"))
     return rows
+
+
+def _first(instance: Instance, plan: Plan) -> None:
+    lane_orders.cache_clear()
+    Estimator(instance).estimate(plan)
 
 
 def _neighbours(plan: Plan) -> list[Plan]:

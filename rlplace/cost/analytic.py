@@ -12,12 +12,17 @@ from dataclasses import dataclass, field
 from rlplace.cluster.types import Cluster, DeviceKind
 from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
-from rlplace.cost.compute import Compute, compute
+from rlplace.cost.compute import Compute, compute, slower
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Layout, Structure, Work
-from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
 from rlplace.units import MIB
 
+#: Bytes/s of a host's memory for each of its devices: eight DDR4 channels a socket, two sockets,
+#: eight devices.
+_HOST_MEMORY = 50e9
+#: Passes over the gradients that take their norm and clip them.
+_CLIP_PASSES = 3
 #: Bytes on which rings are compared.
 _PROBE = 16 * MIB
 
@@ -207,23 +212,24 @@ class _Share:
 def _group(share: _Share, boundary: float) -> GroupCost:
     instance, choice, mesh, samples = share.instance, share.choice, share.mesh, share.samples
     own, run = share.compute, share.instance.execution
-    forward_exchange, backward_exchange = (
-        _exchange_seconds(share, phase) for phase in ("forward", "backward")
+    forward_exchange, forward_count = _exchange(share, "forward")
+    backward_exchange, backward_count = _exchange(share, "backward")
+    launch = run.collective_launch
+    forward = slower(own.forward + forward_exchange, own.host_forward + forward_count * launch)
+    light = slower(own.light, own.host_forward)
+    redo = {"none": 0.0, "attention": own.attention, "ops": light, "full": forward}
+    backward = slower(
+        own.backward + backward_exchange + _accumulate_seconds(share),
+        own.host_backward + backward_count * launch,
     )
+    backward += redo["full" if choice.recompute == JOINED else choice.recompute]
     gather, scatter, reduce, publish = _states_traffic(share)
-    redo = {
-        "none": 0.0,
-        "attention": own.attention,
-        "ops": own.light,
-        "full": own.forward + forward_exchange,
-    }[choice.recompute]
-    backward = own.backward + redo + _accumulate_seconds(share)
-    hides = share.overlap if run.overlap_gather else 0.0
+    overlap = share.overlap * run.overlap_gather
     return GroupCost(
-        forward=own.forward + forward_exchange + max(0.0, gather - hides * own.forward),
-        backward=backward + backward_exchange + max(0.0, gather + scatter - hides * backward),
+        forward=_beside(forward, gather, overlap),
+        backward=_beside(backward, gather + scatter, overlap),
         reduce=reduce,
-        hidden=share.overlap if run.overlap_reduce else 0.0,
+        hidden=share.overlap * run.overlap_reduce,
         optimizer=_optimizer_seconds(share) + publish,
         static=memory.states(instance, share.work, choice, mesh).total,
         saved=memory.saved(instance, share.layout, choice, samples, boundary),
@@ -233,19 +239,30 @@ def _group(share: _Share, boundary: float) -> GroupCost:
     )
 
 
-def _exchange_seconds(share: _Share, phase: str) -> float:
-    """Seconds of the layout's collectives of a phase; they are exposed.
+def _beside(compute: float, traffic: float, overlap: float) -> float:
+    """Seconds of compute with traffic that runs ahead of it: the longer, and what they disturb.
+
+    Of the time in which both are under way, a share of ``1 - overlap`` is lost, for they share
+    the memory and the multiprocessors.
+    """
+    return max(compute, traffic) + (1.0 - overlap) * min(compute, traffic)
+
+
+def _exchange(share: _Share, phase: str) -> tuple[float, int]:
+    """Seconds and number of the layout's collectives of a phase; they are exposed.
 
     Where the backward pass gathers again what a sequence layout reads, its gathers run a second
     time.
     """
     size = share.instance.bytes.activation
     again = phase == "backward" and share.instance.execution.regather
-    total = 0.0
-    for one in share.layout.collectives:
-        if one.phase == phase or (again and one.kind == "all_gather"):
-            total += seconds(one.kind, one.floats(share.samples) * size, share.looks.tp)
-    return total
+    own = [
+        one
+        for one in share.layout.collectives
+        if one.phase == phase or (again and one.kind == "all_gather")
+    ]
+    spent = (seconds(one.kind, one.floats(share.samples) * size, share.looks.tp) for one in own)
+    return sum(spent), len(own)
 
 
 def find_layout(structure: Structure, name: str, degree: int) -> Layout:
@@ -275,6 +292,8 @@ def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
     scatter = seconds("reduce_scatter", gradients, looks.shard)
     across = seconds("all_reduce", gradients / ranks, looks.replicate)
     publish = seconds("all_gather", weights, looks.shard)
+    if zero == 1 and not share.instance.execution.scatters:
+        return 0.0, 0.0, seconds("all_reduce", gradients, looks.dp), publish
     if zero == 1:
         return 0.0, 0.0, scatter + across, publish
     if zero == 2:
@@ -293,11 +312,24 @@ def _accumulate_seconds(share: _Share) -> float:
 
 
 def _optimizer_seconds(share: _Share) -> float:
-    """Reads weight, gradient and states, writes weight and states; bound by memory bandwidth."""
+    """Reads weight, gradient and states, writes weight and states; bound by memory bandwidth.
+
+    Before that the norm of the gradients is taken, which reads them, and they are clipped to it,
+    which reads and writes them.
+
+    Offloaded, the gradients go to the host and the weights come back; its own step, which works
+    on the parameters that have arrived, takes what its memory takes.
+    """
     size = share.instance.bytes
     local = share.work.params / (share.mesh.dp_shard if share.choice.zero else 1)
-    moved = local * (2 * size.weight + size.gradient + 2 * share.instance.optimizer_bytes)
-    return _memory_seconds(share, moved)
+    states = 2 * share.instance.optimizer_bytes
+    if share.choice.offload:
+        way = local * max(size.gradient, size.weight)
+        slowest = max(way / kind.host_bandwidth for kind in share.kinds)
+        return 2 * slowest + local * states / _HOST_MEMORY
+    clip = share.work.params / (share.mesh.dp_shard if share.choice.zero >= 2 else 1)
+    clip *= _CLIP_PASSES * size.gradient
+    return _memory_seconds(share, clip + local * (2 * size.weight + size.gradient + states))
 
 
 def _memory_seconds(share: _Share, moved: float) -> float:

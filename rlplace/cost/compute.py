@@ -12,7 +12,7 @@ empty; a short sum over the depth does not fill the pipeline of a tile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil
 
@@ -20,9 +20,18 @@ from rlplace.cluster.types import DeviceKind
 from rlplace.graph.types import Affine, Product, Work
 from rlplace.plan.types import Instance
 
-#: Passes over the score matrix that a math attention kernel makes forward (write, read, write the
-#: softmax, read it) and backward (the same twice).
-SCORE_PASSES = (4, 8)
+#: Passes over the score matrix of a math attention kernel, forward and backward: of its matmuls,
+#: of its softmax, and of its dropout (a mask of one byte beside two floats).
+_MATMUL_PASSES = {"forward": 2, "input": 4}
+_SOFTMAX_PASSES = (2, 3)
+_DROPOUT_PASSES = (2.5, 2.5)
+#: Classes and their scores are fp32 in a loss at every precision: bytes of an element.
+_LOSS_BYTES = 4
+#: Tensor cores read rows in blocks: what a matmul costs whose columns or depth are no multiple.
+_ALIGNMENT = ((8, 5.0), (64, 1.3))
+#: How sharply the slower of host and device decides: the norm of a vector of the two. Layers and
+#: micro-batches are not alike, so where they are close both are felt.
+_SHARPNESS = 5.0
 #: Tiles (rows, columns) that matmul kernels come in, with the share of the speed of the largest
 #: that each reaches: a smaller tile reads its operands more often.
 _TILES = (
@@ -34,8 +43,9 @@ _TILES = (
     (64, 64, 0.7),
 )
 #: A flash kernel's backward does five matmuls where two are counted forward and four backward: it
-#: computes the scores again (Dao, arXiv 2307.08691).
-_FLASH_BACKWARD = 5 / 4
+#: computes the scores again; and it does them at a lower speed than the forward (Dao, arXiv
+#: 2307.08691, figures 4 to 6).
+_FLASH_BACKWARD = 5 / 4 / 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,13 @@ class Compute:
     """Seconds of one micro-batch of a group on one device, collectives not counted.
 
     Args:
-        forward: The forward pass.
-        backward: The backward pass.
+        forward: The forward pass on the device.
+        backward: The backward pass on the device.
         weight: The part of `backward` that makes gradients of parameters.
         attention: The forward of the core attention alone.
         light: The forward of all ops that are neither matmul-like nor attention.
+        host_forward: What the host takes to launch the forward pass.
+        host_backward: The same of the backward pass.
     """
 
     forward: float
@@ -55,6 +67,8 @@ class Compute:
     weight: float
     attention: float
     light: float
+    host_forward: float
+    host_backward: float
 
 
 def compute(
@@ -63,41 +77,72 @@ def compute(
     """What a micro-batch of `samples` takes on the slowest of `kinds`, `turns` of them in turn."""
     each = [_on(instance, work, kind, samples) for kind in kinds]
     return Compute(
-        *(
-            turns * max(getattr(found, name) for found in each)
-            for name in ("forward", "backward", "weight", "attention", "light")
-        )
+        *(turns * max(getattr(found, field.name) for found in each) for field in fields(Compute))
     )
 
 
 def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Compute:
-    size, run = instance.bytes.activation, instance.execution
+    run = instance.execution
     kernels, forward_moved, backward_moved = instance.traffic(work)
-    roles = {"forward": 0.0, "input": 0.0, "weight": 0.0}
-    moved = {"forward": 0.0, "input": 0.0, "weight": 0.0}
+    matmuls = {"forward": 0.0, "input": 0.0, "weight": 0.0}
+    moved = dict(matmuls)
     for product in work.products:
-        roles[product.role] += product_seconds(instance, kind, product, samples)
+        matmuls[product.role] += product_seconds(instance, kind, product, samples)
         moved[product.role] += product.moved(samples)
     if not work.products:
-        dtype = instance.bytes.compute
-        roles["forward"] = matmul_seconds(kind, dtype, work.flops(samples), work.matmuls)
-        roles["input"] = matmul_seconds(kind, dtype, work.backward_flops(samples), 2 * work.matmuls)
-    scores = work.score_floats(samples) if instance.attention == "math" else 0.0
-    bandwidth = kind.bandwidth * kind.memory_efficiency / size
-    light = (max(0.0, forward_moved(samples) - moved["forward"])) / bandwidth
-    light_back = max(0.0, backward_moved(samples) - moved["input"] - moved["weight"]) / bandwidth
-    soft, soft_back = (passes * scores / bandwidth for passes in SCORE_PASSES)
+        dtype, flops = instance.bytes.compute, work.backward_flops(samples)
+        matmuls["forward"] = matmul_seconds(kind, dtype, work.flops(samples), work.matmuls)
+        matmuls["input"] = matmul_seconds(kind, dtype, flops, 2 * work.matmuls)
+    size = _LOSS_BYTES if work.logits_bytes != Affine() else instance.bytes.activation
+    bandwidth = kind.bandwidth * kind.memory_efficiency
+    light = size * max(0.0, forward_moved(samples) - moved["forward"]) / bandwidth
+    light_back = backward_moved(samples) - moved["input"] - moved["weight"]
+    light_back = size * max(0.0, light_back) / bandwidth
+    soft, soft_back = (
+        instance.bytes.activation * passes / bandwidth
+        for passes in _score_passes(instance, work, samples)
+    )
     gaps = kernels * kind.launch_overhead
     attention = soft + _attention(instance, kind, work, samples)
-    device = roles["forward"] + light + soft + gaps
-    device_back = roles["input"] + roles["weight"] + light_back + soft_back + 2 * gaps
+    device = matmuls["forward"] + light + soft + gaps
+    device_back = matmuls["input"] + matmuls["weight"] + light_back + soft_back + 2 * gaps
     return Compute(
-        forward=max(device, kernels * run.launch),
-        backward=max(device_back, 2 * kernels * run.backward_launch),
-        weight=roles["weight"],
+        forward=device,
+        backward=device_back,
+        weight=matmuls["weight"],
         attention=attention + kind.launch_overhead if attention else 0.0,
-        light=max(light + gaps, kernels * run.launch),
+        light=light + gaps,
+        host_forward=kernels * run.launch,
+        host_backward=2 * kernels * run.backward_launch,
     )
+
+
+def slower(device: float, host: float) -> float:
+    """Seconds of a phase in which the host runs ahead of the device."""
+    longer, shorter = max(device, host), min(device, host)
+    if shorter == 0.0:
+        return longer
+    factor: float = (1.0 + (shorter / longer) ** _SHARPNESS) ** (1.0 / _SHARPNESS)
+    return longer * factor
+
+
+def _score_passes(instance: Instance, work: Work, samples: float) -> tuple[float, float]:
+    """Elements of the score matrices that softmax and dropout move, forward and backward.
+
+    A flash kernel has no score matrix. The passes of the matmuls are in `product_seconds`, but
+    for a group of which no products are known.
+    """
+    if instance.attention == "flash":
+        return 0.0, 0.0
+    scores, dropped = work.score_floats(samples), work.dropped_scores(samples)
+    softmax, softmax_back = _SOFTMAX_PASSES
+    if not work.products:
+        softmax, softmax_back = (
+            softmax + _MATMUL_PASSES["forward"],
+            softmax_back + _MATMUL_PASSES["input"],
+        )
+    dropout, dropout_back = _DROPOUT_PASSES
+    return softmax * scores + dropout * dropped, softmax_back * scores + dropout_back * dropped
 
 
 def _attention(instance: Instance, kind: DeviceKind, work: Work, samples: float) -> float:
@@ -119,21 +164,21 @@ def product_seconds(
     flops = product.flops(samples)
     if flops <= 0.0:
         return 0.0
-    flash = product.kind == "attention" and instance.attention == "flash"
-    if flash:
+    batch, rows, columns, depth = _shape(product, samples)
+    moved = product.moved(samples)
+    if product.kind == "attention" and instance.attention == "flash":
         dtype = "bf16" if instance.bytes.compute == "fp8" else instance.bytes.compute
-        speed = kind.peak_flops[dtype] * kind.attention_efficiency
-        flops *= (0.5 if product.causal else 1.0) * (
-            _FLASH_BACKWARD if product.role == "input" else 1.0
-        )
+        speed = kind.peak_flops[dtype] * kind.attention_efficiency * instance.execution.attention
+        flops *= 0.5 if product.causal else 1.0
+        flops *= _FLASH_BACKWARD if product.role == "input" else 1.0
     else:
-        speed = kind.peak_flops[instance.bytes.compute] * matmul_efficiency(
-            kind, *_shape(product, samples)
-        )
-        each = product.flops(samples) / product.count
-        speed *= each / (each + kind.half_flops)
+        each = flops / product.count
+        speed = kind.peak_flops[instance.bytes.compute] * each / (each + kind.half_flops)
+        speed *= matmul_efficiency(kind, batch, rows, columns, depth)
+    if product.kind == "attention" and instance.attention == "math":
+        moved += _MATMUL_PASSES[product.role] * product.count * batch * rows * columns
     bandwidth = kind.bandwidth * kind.memory_efficiency
-    return max(flops / speed, product.moved(samples) * instance.bytes.activation / bandwidth)
+    return max(flops / speed, moved * instance.bytes.activation / bandwidth)
 
 
 def _shape(product: Product, samples: float) -> tuple[int, int, int, int]:
@@ -145,10 +190,13 @@ def _shape(product: Product, samples: float) -> tuple[int, int, int, int]:
 def matmul_efficiency(kind: DeviceKind, batch: int, rows: int, columns: int, depth: int) -> float:
     """Share of the peak that `batch` products (rows x depth) (depth x columns) reach.
 
-    On a kind without multiprocessors (a CPU) the shape does not matter.
+    On a kind without multiprocessors (a CPU) only the depth matters.
     """
-    filled = _filled(kind.sms, batch, rows, columns) if kind.sms else 1.0
-    return kind.max_efficiency * filled * depth / (depth + kind.half_depth)
+    share = kind.max_efficiency * depth / (depth + kind.half_depth)
+    if not kind.sms:
+        return share
+    slower = next((slow for step, slow in _ALIGNMENT if columns % step or depth % step), 1.0)
+    return share * _filled(kind.sms, batch, rows, columns) / slower
 
 
 @lru_cache(maxsize=1 << 16)

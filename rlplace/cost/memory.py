@@ -23,13 +23,18 @@ class StateBytes:
 
 
 def states(instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh) -> StateBytes:
-    """States of a group: optimizer sharded from ZeRO-1, gradients from 2, parameters from 3."""
+    """States of a group: optimizer sharded from ZeRO-1, gradients from 2, parameters from 3.
+
+    Offloaded optimizer states are not on the device.
+    """
     size, shard = instance.bytes, mesh.dp_shard
     weights = (work.params + work.frozen_params) * size.weight
     return StateBytes(
         params=weights / (shard if choice.zero == 3 else 1),
         gradients=work.params * size.gradient / (shard if choice.zero >= 2 else 1),
-        optimizer=work.params * instance.optimizer_bytes / (shard if choice.zero >= 1 else 1),
+        optimizer=0.0
+        if choice.offload
+        else work.params * instance.optimizer_bytes / (shard if choice.zero >= 1 else 1),
     )
 
 
@@ -37,6 +42,8 @@ def saved(
     instance: Instance, layout: Layout, choice: GroupChoice, samples: float, boundary: float
 ) -> float:
     """Bytes kept from the forward to the backward of one micro-batch."""
+    if choice.recompute == "joined":
+        return 0.0
     if choice.recompute == "full":
         return boundary
     if choice.recompute == "ops":
@@ -60,7 +67,7 @@ def transient(
         peak += work.params * size.gradient
     if choice.zero == 3 and mesh.dp_shard > 1:
         peak += (work.params + work.frozen_params) * size.weight
-    if choice.recompute in ("full", "ops"):
+    if choice.recompute in ("full", "joined", "ops"):
         peak += _saved_by_autograd(instance, layout, samples)
     elif choice.recompute == "attention":
         peak += _score_floats(instance, work, samples) * size.activation

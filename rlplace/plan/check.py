@@ -6,22 +6,18 @@ fits in memory is for the estimate to say.
 
 from __future__ import annotations
 
-import warnings
 from itertools import pairwise
 from math import prod
 
-from rlplace.errors import InputError, nearest_names
-from rlplace.plan.degrees import refuse_degree
-from rlplace.plan.schedules import SCHEDULES
+from rlplace.errors import InputError
+from rlplace.plan.choices import check_choices
+from rlplace.plan.degrees import nearest, refuse_degree
+from rlplace.plan.schedules import EXPLICIT, refuse_name, refuse_schedule
 from rlplace.plan.tied import conflict
-from rlplace.plan.types import (
-    RECOMPUTE_MODES,
-    Instance,
-    Mesh,
-    Plan,
-    Stage,
-    redoes_attention,
-)
+from rlplace.plan.types import Instance, Mesh, Plan
+
+#: Schedules in which a stage and the next may be on one mesh: where a V turns, or as is asked.
+_TURNS = ("zb-v", EXPLICIT)
 
 
 def check(instance: Instance, plan: Plan) -> None:
@@ -37,8 +33,9 @@ def check(instance: Instance, plan: Plan) -> None:
     for index, stage in enumerate(plan.stages):
         _check_mesh(instance, index, stage.mesh)
         _check_samples(plan, index, stage.mesh)
-        _check_choices(instance, index, stage)
+        check_choices(instance, index, stage)
     _check_overlap(plan)
+    _check_schedule(plan)
     _check_tied(instance, plan)
 
 
@@ -65,16 +62,8 @@ def legal_micro_batches(global_batch: int, dp: int) -> tuple[int, ...]:
     return tuple(count for count in range(1, share + 1) if share % count == 0)
 
 
-def nearest(value: int, legal: tuple[int, ...]) -> int | None:
-    """The legal value closest to `value`, the smaller one of two."""
-    return min(legal, key=lambda other: (abs(other - value), other), default=None)
-
-
 def _check_settings(instance: Instance, plan: Plan) -> None:
-    if plan.schedule not in SCHEDULES:
-        rule = f"must be one of {', '.join(SCHEDULES)}"
-        near = nearest_names(plan.schedule, SCHEDULES) or "1f1b"
-        raise InputError("plan.schedule", plan.schedule, rule, near)
+    refuse_name(plan.schedule, "plan.schedule")
     for field in ("precision", "optimizer", "attention", "loss_chunks", "fused"):
         value, wanted = getattr(plan, field), getattr(instance, field)
         if value != wanted:
@@ -153,44 +142,6 @@ def _check_samples(plan: Plan, index: int, mesh: Mesh) -> None:
         raise InputError("plan.micro_batches", plan.micro_batches, rule, near)
 
 
-def _check_choices(instance: Instance, index: int, stage: Stage) -> None:
-    field = f"plan.stages[{index}].choices"
-    if len(stage.choices) != stage.stop - stage.start:
-        rule = "one choice for each group of the stage"
-        raise InputError(field, len(stage.choices), rule, stage.stop - stage.start)
-    for group, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):
-        name = instance.graph.groups[group].name
-        layouts = instance.graph.structure(group).layouts_at(stage.mesh.tp)
-        legal = tuple(layout.name for layout in layouts)
-        if choice.layout not in legal:
-            rule = f"{name} has the layouts {', '.join(legal)} at tp={stage.mesh.tp}"
-            near = nearest_names(choice.layout, legal) or legal[-1]
-            raise InputError(f"{field}[{group - stage.start}].layout", choice.layout, rule, near)
-        if choice.zero not in (0, 1, 2, 3):
-            rule = "a ZeRO level is 0, 1, 2 or 3"
-            level = nearest(choice.zero, (0, 1, 2, 3))
-            raise InputError(f"{field}[{group - stage.start}].zero", choice.zero, rule, level)
-        _check_recompute(instance, group, choice.recompute, f"{field}[{group - stage.start}]")
-
-
-def _check_recompute(instance: Instance, group: int, mode: str, field: str) -> None:
-    if mode not in RECOMPUTE_MODES:
-        rule = f"recompute is one of {', '.join(RECOMPUTE_MODES)}"
-        near = nearest_names(mode, RECOMPUTE_MODES) or "none"
-        raise InputError(f"{field}.recompute", mode, rule, near)
-    if mode != "attention":
-        return
-    if not redoes_attention(instance.graph.structure(group).work):
-        rule = f"{instance.graph.groups[group].name} has no core attention to redo"
-        raise InputError(f"{field}.recompute", mode, rule, "none")
-    if instance.attention == "flash":
-        warnings.warn(
-            "recompute=attention frees about nothing with a flash kernel, which keeps no score "
-            "matrix, and costs its time; take none or full, or plan for attention=math",
-            stacklevel=2,
-        )
-
-
 def _check_overlap(plan: Plan) -> None:
     meshes = list(dict.fromkeys(stage.mesh for stage in plan.stages))
     for index, mesh in enumerate(meshes):
@@ -200,9 +151,18 @@ def _check_overlap(plan: Plan) -> None:
                 rule = "two stages are on the same mesh or on disjoint ones"
                 raise InputError("plan.stages.mesh.devices", sorted(shared), rule)
     for before, after in pairwise(plan.stages):
-        if before.mesh == after.mesh:
+        if before.mesh == after.mesh and plan.schedule not in _TURNS:
             rule = "neighbouring stages on one mesh are one stage"
             raise InputError("plan.stages", (before.stop, after.start), rule)
+
+
+def _check_schedule(plan: Plan) -> None:
+    legal = [
+        count
+        for count in legal_micro_batches(plan.global_batch, 1)
+        if all(plan.global_batch // count % stage.mesh.dp == 0 for stage in plan.stages)
+    ]
+    refuse_schedule(plan, legal)
 
 
 def _check_tied(instance: Instance, plan: Plan) -> None:

@@ -90,3 +90,8 @@ def _nearest(degree: int, legal: Iterable[int], fitting: Iterable[int] | None) -
     """The closest legal degree that fits, the smaller one of two; 1 always does."""
     allowed = set(legal) if fitting is None else set(legal) & set(fitting)
     return min(allowed, key=lambda other: (abs(other - degree), other), default=1)
+
+
+def nearest(value: int, legal: tuple[int, ...]) -> int | None:
+    """The legal value closest to `value`, the smaller one of two."""
+    return min(legal, key=lambda other: (abs(other - value), other), default=None)

@@ -24,14 +24,21 @@ class Framework:
         launch: Host seconds of an op of the forward pass. The host runs ahead of the device, so a
             micro-batch takes the longer of the two, not their sum. 0 with CUDA graphs.
         backward_launch: Host seconds of an op of the backward pass (run by the autograd engine).
+        collective_launch: Host seconds of a collective inside a layer, on top of `launch`.
         step_overhead: Host seconds of a step that nothing hides: gradient norm, scheduler, logs.
-        fused: Whether memory-bound ops are fused (`rlplace.graph.fusion`), by a compiler or by
-            kernels written for it.
-        overlap_reduce: Whether gradients are reduced while the backward pass goes on.
-        overlap_gather: Whether ZeRO-3 gathers parameters ahead.
+        fusion: Share of the traffic and of the kernels that fusing memory-bound ops could save
+            (`rlplace.graph.fusion`) which is saved, by a compiler or by kernels written for it.
+        attention: Speed of its flash attention kernel, relative to the second generation's.
+        overlap_reduce: Share of the gradient reduction that may hide behind the last backward.
+        overlap_gather: Share of ZeRO's gathers and scatters that may hide behind compute.
+        scatters: Whether ZeRO-1 reduce-scatters gradients; otherwise it all-reduces them and each
+            rank takes its part.
         regather: Whether sequence parallelism keeps the shard only and gathers again in the
             backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
-        fragmentation: Share of the activations and transients that the allocator takes on top.
+        reserve: Bytes that it takes on top of the device's own reserve.
+        fragmentation: Share of states and activations that the allocator needs on top.
+        cached: Share of them that the allocator keeps beyond that where there is room: what the
+            driver's tool shows and a run could do without.
         band: Measured over predicted step time, 10th and 90th percentile of the rows that were
             not fitted.
     """
@@ -39,12 +46,17 @@ class Framework:
     name: str
     launch: float = 0.0
     backward_launch: float = 0.0
+    collective_launch: float = 0.0
     step_overhead: float = 0.0
-    fused: bool = False
-    overlap_reduce: bool = True
-    overlap_gather: bool = True
+    fusion: float = 0.0
+    attention: float = 1.0
+    overlap_reduce: float = 1.0
+    overlap_gather: float = 1.0
+    scatters: bool = True
     regather: bool = False
+    reserve: float = 0.0
     fragmentation: float = 0.0
+    cached: float = 0.0
     band: tuple[float, float] = (0.75, 1.25)
 
 

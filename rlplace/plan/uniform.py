@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
+import re
+from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rlplace.errors import InputError
-from rlplace.plan.check import legal_micro_batches, nearest
-from rlplace.plan.degrees import refuse_degree, refuse_unknown_degree
+from rlplace.plan.check import legal_micro_batches
+from rlplace.graph.types import OpGraph
+from rlplace.plan.degrees import nearest, refuse_degree, refuse_unknown_degree
+from rlplace.plan.schedules import refuse_name
 from rlplace.plan.tied import settle
 from rlplace.plan.types import (
     GroupChoice,
@@ -21,6 +25,9 @@ from rlplace.plan.types import (
     Stage,
     redoes_attention,
 )
+
+#: The first numbered module of a path: ``model.layers.3`` of ``model.layers.3.mlp``.
+_LAYER = re.compile(r"^(?:[^.\d][^.]*\.)*\d+(?=\.|$)")
 
 
 def uniform_plan(
@@ -34,19 +41,22 @@ def uniform_plan(
     micro_batches: int | None = None,
     zero: int = 0,
     sequence_parallel: bool = False,
-    recompute: Recompute = "none",
+    recompute: Recompute | Literal["layer"] = "none",
+    offload: bool = False,
     schedule: str = "1f1b",
+    virtual: int | None = None,
+    balance: Literal["flops", "layers"] = "flops",
     cuts: tuple[int, ...] | None = None,
     devices: tuple[int, ...] | None = None,
 ) -> Plan:
     """A plan from degrees.
 
     Devices are taken in the order of their ranks: tp innermost, then dp, then pp outermost, as
-    Megatron-LM lays them out. Stages are balanced by FLOPs.
+    Megatron-LM lays them out.
 
     Args:
         instance: The question.
-        pp: Pipeline stages.
+        pp: Pipeline ranks.
         tp: Tensor parallel degree; groups without a sharded layout stay replicated.
         dp_replicate: Replicas that hold everything; by default what the devices leave.
         dp_shard: Devices over which ZeRO shards; with `zero` above 0 and a `dp_shard` of 1, all
@@ -55,11 +65,17 @@ def uniform_plan(
         micro_batches: Number of micro-batches; one of the two is enough, the default is about four
             a stage (one, without a pipeline) that divide the batch.
         zero: ZeRO level of every group.
-        sequence_parallel: Whether tp ranks cut the sequence between groups. Layouts with such
-            boundaries are not there yet, so True changes nothing, and warns.
+        sequence_parallel: Whether tp ranks cut the sequence between groups (Korthikanti et al.,
+            arXiv 2205.05198).
         recompute: Recompute mode of every group; of those with a core attention, if that is what
-            is redone.
+            is redone; ``layer`` redoes all groups of a layer as one, as Megatron's full
+            recomputation does.
+        offload: Whether every group's optimizer states are in the memory of the host.
         schedule: Name of the schedule.
+        virtual: Stages of each pipeline rank; by default what the schedule asks for (one, but two
+            for ``interleaved`` and ``zb-v``).
+        balance: Whether stages share the FLOPs or the number of layers, as Megatron-LM does; what
+            comes before the first layer and after the last belongs to the first and last stage.
         cuts: First group of each stage but the first; by default balanced.
         devices: Global ranks to use; by default all.
 
@@ -67,35 +83,88 @@ def uniform_plan(
         InputError: If the degrees do not fit the devices, the groups or the batch; if `tp` does
             not divide what the groups cut (before anything is costed).
     """
-    if sequence_parallel and tp > 1:
-        warnings.warn(
-            "sequence_parallel is ignored: the layouts have replicated boundaries", stacklevel=2
-        )
     ranks = tuple(range(len(instance.cluster.devices))) if devices is None else devices
     _check_tp(instance, len(ranks), pp, tp)
     dp_replicate, dp_shard = _dp(len(ranks), pp, tp, dp_replicate, dp_shard, zero)
     dp = dp_replicate * dp_shard
     count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
-    cuts = balanced_cuts(instance, pp) if cuts is None else cuts
+    owner = _owner(schedule, pp, virtual)
+    if cuts is None:
+        cut = layer_cuts if balance == "layers" else balanced_cuts
+        cuts = cut(instance, len(owner))
     bounds = (0, *cuts, len(instance.graph.groups))
-    if len(cuts) != pp - 1 or any(a >= b for a, b in pairwise(bounds)):
-        rule = f"{pp - 1} ascending group numbers between 0 and {bounds[-1]}, one a later stage"
-        raise InputError("cuts", cuts, rule, balanced_cuts(instance, pp))
+    if len(cuts) != len(owner) - 1 or any(a >= b for a, b in pairwise(bounds)):
+        rule = f"{len(owner) - 1} ascending group numbers between 0 and {bounds[-1]}"
+        near = balanced_cuts(instance, len(owner))
+        raise InputError("cuts", cuts, f"{rule}, one a later stage", near)
+    choices = _choices(instance, tp, zero, sequence_parallel, recompute, offload)
     size = tp * dp
-    names = [structure.layouts_at(tp)[-1].name for structure in instance.graph.structures]
-    owners = [group.structure for group in instance.graph.groups]
-    modes: list[Recompute] = [
-        "none" if recompute == "attention" and not redoes_attention(structure.work) else recompute
-        for structure in instance.graph.structures
-    ]
     stages = []
-    for index in range(pp):
-        members = ranks[index * size : (index + 1) * size]
+    for index, lane in enumerate(owner):
+        members = ranks[lane * size : (lane + 1) * size]
         mesh = Mesh(members, dp_replicate, dp_shard, 1, tp)
         start, stop = bounds[index], bounds[index + 1]
-        choices = tuple(GroupChoice(names[s], zero, modes[s]) for s in owners[start:stop])
-        stages.append(Stage(start, stop, mesh, choices))
+        stages.append(Stage(start, stop, mesh, _alone(choices[start:stop])))
     return make_plan(instance, tuple(stages), count, schedule)
+
+
+def _owner(schedule: str, pp: int, virtual: int | None) -> tuple[int, ...]:
+    """The pipeline rank of each stage, as the schedule deals them out."""
+    refuse_name(schedule)
+    rounds = virtual if virtual is not None else 2 if schedule in ("interleaved", "zb-v") else 1
+    if rounds < 1:
+        raise InputError("virtual", virtual, "a rank has at least one stage", 1)
+    if schedule == "zb-v":
+        if rounds != 2:
+            raise InputError("virtual", virtual, "zb-v has two stages a rank", 2)
+        return (*range(pp), *reversed(range(pp)))
+    return tuple(range(pp)) * (rounds if pp > 1 else 1)
+
+
+def _choices(
+    instance: Instance,
+    tp: int,
+    zero: int,
+    sequence_parallel: bool,
+    recompute: Recompute | Literal["layer"],
+    offload: bool,
+) -> tuple[GroupChoice, ...]:
+    """One choice for each group."""
+    graph = instance.graph
+    if sequence_parallel and tp > 1:
+        from rlplace.graph.agree import sequence_layouts
+
+        names = tuple(layout.name for layout in sequence_layouts(graph, tp))
+    else:
+        last = [structure.layouts_at(tp)[-1].name for structure in graph.structures]
+        names = tuple(last[group.structure] for group in graph.groups)
+    if recompute == "layer":
+        modes = _redone_by_layer(instance)
+    else:
+        redoes = [redoes_attention(structure.work) for structure in graph.structures]
+        modes = tuple(
+            "none" if recompute == "attention" and not redoes[group.structure] else recompute
+            for group in graph.groups
+        )
+    return tuple(
+        GroupChoice(name, zero, mode, offload) for name, mode in zip(names, modes, strict=True)
+    )
+
+
+def _redone_by_layer(instance: Instance) -> tuple[Recompute, ...]:
+    """Full recompute of layers as one; what is no layer keeps its activations."""
+    keys = layer_keys(instance.graph)
+    modes: list[Recompute] = []
+    for before, key in zip((None, *keys), keys, strict=False):
+        modes.append("none" if key is None else "joined" if key == before else "full")
+    return tuple(modes)
+
+
+def _alone(choices: tuple[GroupChoice, ...]) -> tuple[GroupChoice, ...]:
+    """The choices of a stage; its first group has no group before it to be redone with."""
+    if choices[0].recompute != "joined":
+        return choices
+    return (replace(choices[0], recompute="full"), *choices[1:])
 
 
 def make_plan(
@@ -145,6 +214,30 @@ def balanced_cuts(instance: Instance, pp: int) -> tuple[int, ...]:
         else:
             best, high = cuts, middle
     return best
+
+
+def layer_cuts(instance: Instance, stages: int) -> tuple[int, ...]:
+    """First groups of stages 1 and on, so that each has as many layers as any other, or one less.
+
+    Raises:
+        InputError: If there are fewer layers than stages.
+    """
+    keys = layer_keys(instance.graph)
+    firsts = [
+        index
+        for index, (before, key) in enumerate(zip((None, *keys), keys, strict=False))
+        if key is not None and key != before
+    ]
+    if not 1 <= stages <= len(firsts):
+        rule = f"1 to {len(firsts)} stages: each has at least one layer"
+        raise InputError("pp * virtual", stages, rule, max(1, len(firsts)))
+    return tuple(int(part[0]) for part in np.array_split(firsts, stages)[1:])
+
+
+def layer_keys(graph: OpGraph) -> tuple[str | None, ...]:
+    """The layer of each group, by the first numbered module in its name; None outside of all."""
+    found = (_LAYER.match(group.name) for group in graph.groups)
+    return tuple(match[0] if match else None for match in found)
 
 
 def group_loads(instance: Instance) -> npt.NDArray[np.float64]:

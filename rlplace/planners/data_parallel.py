@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
@@ -28,7 +30,7 @@ def replicas_only(
         return search.result()
     devices = len(instance.cluster.devices)
     dp = max(d for d in range(1, devices + 1) if instance.global_batch % d == 0)
-    for recompute in instance.offered_recompute:
+    for offload, recompute in product(instance.offered_offload, instance.offered_recompute):
         for count in legal_micro_batches(instance.global_batch, dp):
             if search.stopped:
                 return search.result()
@@ -38,7 +40,8 @@ def replicas_only(
                 dp_shard=dp if zero else 1,
                 micro_batches=count,
                 zero=zero,
-                recompute=recompute,  # type: ignore[arg-type]
+                recompute=recompute,  # type: ignore[arg-type]  # a mode
+                offload=offload,
             )
             search.offer(plan)
     return search.result()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 
@@ -31,7 +32,9 @@ def grid(
         zeros = instance.zero_levels if dp > 1 else (0,)
         for count in micro_batch_counts(instance, dp, pp):
             for zero in zeros:
-                for recompute in instance.offered_recompute:
+                for offload, recompute in product(
+                    instance.offered_offload, instance.offered_recompute
+                ):
                     if search.stopped:
                         return search.result()
                     plan = uniform_plan(
@@ -43,10 +46,11 @@ def grid(
                         micro_batches=count,
                         zero=zero,
                         cuts=cuts(pp),
-                        recompute=recompute,  # type: ignore[arg-type]
+                        recompute=recompute,  # type: ignore[arg-type]  # a mode
+                        offload=offload,
                     )
                     if search.offer(plan).feasible and recompute == "none":
-                        break  # recompute only costs time where everything fits
+                        break  # recompute and offload only cost time where everything fits
     return search.result()
 
 

@@ -41,6 +41,8 @@ def smallest_changes(instance: Instance, seconds: float = 2.0) -> tuple[str, ...
             break
     if instance.optimizer == "adamw" and _fits(instance, seconds / 8, optimizer="adamw-8bit"):
         found.append("an 8-bit optimizer (optimizer=adamw-8bit)")
+    if not instance.offload and _fits(instance, seconds / 8, offload=True):
+        found.append("the optimizer states in the memory of the host (offload=True)")
     if instance.precision != "bf16" and _fits(instance, seconds / 8, precision="bf16"):
         found.append("bf16 weights and optimizer states (precision=bf16)")
     if instance.attention == "math":

@@ -143,10 +143,11 @@ class StageSolver:
         layouts = described.layouts_at(mesh.tp)
         levels = self.instance.zero_levels if mesh.dp_shard > 1 else (0,)
         return tuple(
-            GroupChoice(layout.name, zero, recompute)  # type: ignore[arg-type]
+            GroupChoice(layout.name, zero, recompute, offload)  # type: ignore[arg-type]  # a mode
             for layout in layouts
             for zero in levels
             for recompute in self.instance.recompute_options(described.work)
+            for offload in self.instance.offered_offload
         )
 
     @cached_property

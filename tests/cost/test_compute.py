@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.cost.compute import compute, matmul_efficiency, product_seconds
+from rlplace.cost.compute import compute, matmul_efficiency, product_seconds, slower
 from rlplace.graph.types import Affine, Product, Work
 from rlplace.plan.frameworks import Framework
 from rlplace.plan.testing import chain, cluster, round_kind
@@ -61,8 +61,18 @@ def test_no_shape_is_above_the_best(
 ) -> None:
     kind = replace(_KIND, sms=sms, half_depth=100.0, max_efficiency=0.8)
     assert 0.0 < matmul_efficiency(kind, batch, rows, columns, depth) <= 0.8
-    by_side = matmul_efficiency(kind, batch, columns, rows, depth)
-    assert by_side == matmul_efficiency(kind, batch, rows, columns, depth)
+    even = matmul_efficiency(kind, batch, 64 * columns, 64 * rows, 64)
+    assert even == matmul_efficiency(kind, batch, 64 * rows, 64 * columns, 64)
+
+
+@pytest.mark.parametrize(("columns", "slower"), [(256, 1.0), (264, 1.3), (257, 5.0)])
+def test_rows_in_memory_are_multiples_of_what_tensor_cores_read(
+    columns: int, slower: float
+) -> None:
+    even = replace(_KIND, sms=1)
+    padded = matmul_efficiency(even, 1, 1 << 20, columns, 64)
+    useful = max(speed * columns / (-(-columns // w) * w) for w, speed in ((64, 0.85), (128, 1.0)))
+    assert padded == pytest.approx(useful / slower, rel=0.02)
 
 
 def test_a_product_takes_the_longer_of_flops_and_bytes() -> None:
@@ -80,22 +90,54 @@ def test_flash_attention_skips_what_is_masked_and_redoes_the_scores_backward() -
     causal = product_seconds(_INSTANCE, _KIND, replace(forward, causal=True), 1.0)
     assert causal == pytest.approx(plain / 2)
     backward = product_seconds(_INSTANCE, _KIND, replace(forward, role="input"), 1.0)
-    assert backward == pytest.approx(plain * 5 / 4)
+    assert backward == pytest.approx(plain * 5 / 4 / 0.7)
     math = replace(_INSTANCE, attention="math")
     assert product_seconds(math, _KIND, replace(forward, causal=True), 1.0) == pytest.approx(
         plain / 2
     ), "a math kernel computes all pairs, as a matmul"
 
 
-def test_the_host_runs_ahead_of_the_device() -> None:
+def test_a_math_kernel_moves_the_scores() -> None:
+    attention = _product(512, 512, 64, kind="attention")
+    work = Work(
+        score_floats=Affine(512.0**2), dropped_scores=Affine(512.0**2), products=(attention,)
+    )
+    math = replace(_INSTANCE, attention="math")
+    plain = product_seconds(math, _KIND, attention, 1.0)
+    # Softmax reads and writes; dropout reads, writes, and writes a mask of half a float.
+    soft = (2 + 2.5) * 512**2 * 2 / 1e12
+    found = compute(math, work, [_KIND], 1, 1.0)
+    assert found.forward == found.attention == pytest.approx(plain + soft)
+    assert found.backward == pytest.approx((3 + 2.5) * 512**2 * 2 / 1e12)
+
+
+def test_class_scores_are_in_fp32() -> None:
+    work = Work(moved=Affine(1e6), logits_bytes=Affine(1.0))
+    assert compute(_INSTANCE, work, [_KIND], 1, 1.0).forward == pytest.approx(4e6 / 1e12)
+
+
+def test_the_host_launches_what_the_device_runs() -> None:
     products = (_product(512, 256, 64), replace(_product(512, 256, 64), role="weight"))
     work = Work(kernels=10, moved=Affine(1e6), backward_moved=Affine(1e6), products=products)
     matmul, light = 2 * 512 * 256 * 64 / 1e12, 2e6 / 1e12
     quick = compute(_INSTANCE, work, [_KIND], 1, 1.0)
     assert quick.forward == pytest.approx(matmul + light)
     assert quick.weight == pytest.approx(matmul)
-    slow = replace(_INSTANCE, framework=Framework("slow", launch=1e-3, backward_launch=2e-3))
-    bound = compute(slow, work, [_KIND], 1, 1.0)
-    assert bound.forward == pytest.approx(10 * 1e-3)
-    assert bound.backward == pytest.approx(20 * 2e-3)
+    assert quick.host_forward == 0.0
+    own = replace(_INSTANCE, framework=Framework("own", launch=1e-3, backward_launch=2e-3))
+    bound = compute(own, work, [_KIND], 1, 1.0)
+    assert (bound.host_forward, bound.host_backward) == (10 * 1e-3, 20 * 2e-3)
     assert compute(_INSTANCE, work, [_KIND], 3, 1.0).forward == 3 * quick.forward
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_the_slower_of_host_and_device_decides(device: float, host: float) -> None:
+    found = slower(device, host)
+    assert max(device, host) <= found <= max(device, host) * 2 ** (1 / 5) + 1e-12
+    assert slower(host, device) == pytest.approx(found)
+
+
+def test_an_idle_host_costs_nothing() -> None:
+    assert slower(0.25, 0.0) == 0.25
+    assert slower(0.0, 0.25) == 0.25
+    assert slower(1.0, 0.1) == pytest.approx(1.0, rel=1e-5)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rlplace.errors import InputError
-from rlplace.plan.check import check, legal_micro_batches, nearest
+from rlplace.plan.check import check, legal_micro_batches
+from rlplace.plan.degrees import nearest
 from rlplace.plan.testing import cluster, random_plan, round_kind, transformer
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import uniform_plan
@@ -62,6 +63,9 @@ CASES: dict[str, tuple[Change, str, object]] = {
     "another cluster": (_field(cluster="x"), "plan.cluster", _INSTANCE.cluster.fingerprint),
     "schedule": (_field(schedule="1f1c"), "plan.schedule", "1f1b"),
     "schedule like nothing": (_field(schedule="?"), "plan.schedule", "1f1b"),
+    "lists without a schedule": (_field(orders=((),)), "plan.schedule", "explicit"),
+    "a schedule without lists": (_field(schedule="explicit"), "plan.schedule", "1f1b"),
+    "lanes of a schedule": (_field(schedule="zb-v"), "plan.stages.mesh", (0, 0)),
     "precision": (_field(precision="bf16"), "plan.precision", "fp32"),
     "optimizer": (_field(optimizer="sgd"), "plan.optimizer", "adamw"),
     "attention": (_field(attention="math"), "plan.attention", "flash"),
@@ -154,8 +158,8 @@ def test_legal_micro_batches() -> None:
         ({"memory_margin": float("nan")}, "memory_margin", 0.08),
         ({"zero_levels": ()}, "zero_levels", (0, 1, 2, 3)),
         ({"zero_levels": (0, 5)}, "zero_levels", (0, 1, 2, 3)),
-        ({"recompute_modes": ()}, "recompute_modes", ("none", "attention", "full")),
-        ({"recompute_modes": ("some",)}, "recompute_modes", ("none", "attention", "full")),
+        ({"recompute_modes": ()}, "recompute_modes", ("none", "attention", "ops", "full")),
+        ({"recompute_modes": ("some",)}, "recompute_modes", ("none", "attention", "ops", "full")),
         ({"loss_chunks": 0}, "loss_chunks", 1),
     ],
 )

@@ -13,7 +13,7 @@ from rlplace.errors import InputError
 from rlplace.plan.check import check
 from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance, Mesh
-from rlplace.plan.uniform import balanced_cuts, uniform_plan
+from rlplace.plan.uniform import balanced_cuts, layer_cuts, uniform_plan
 
 
 def _instance(devices: int = 16, global_batch: int = 32, layers: int = 8) -> Instance:
@@ -53,21 +53,57 @@ def test_a_zero_level_is_never_without_effect() -> None:
     assert (mesh.dp_replicate, mesh.dp_shard) == (1, 2)
 
 
-def test_an_ignored_setting_warns() -> None:
-    instance = _instance(devices=32, global_batch=256)
-    degrees: dict[str, Any] = {"pp": 2, "tp": 4, "dp_replicate": 4, "dp_shard": 1}
-    with pytest.warns(UserWarning, match="sequence_parallel is ignored"):
-        plan = uniform_plan(
-            instance,
-            **degrees,
-            micro_batch=1,
-            zero=1,
-            sequence_parallel=True,
-            recompute="none",
-            schedule="1f1b",
-        )
-    assert plan.micro_batches == 64
+def test_layers_are_redone_as_one() -> None:
+    plan = uniform_plan(_instance(layers=4), pp=2, recompute="layer", balance="layers")
+    modes = [[choice.recompute for choice in stage.choices] for stage in plan.stages]
+    assert modes == [["none", *["full", "joined"] * 2], [*["full", "joined"] * 2, "none"]]
+    check(_instance(layers=4), plan)
+
+
+def test_a_layer_that_is_cut_is_redone_in_two_parts() -> None:
+    plan = uniform_plan(_instance(layers=2), pp=2, recompute="layer", cuts=(2,))
+    modes = [[choice.recompute for choice in stage.choices] for stage in plan.stages]
+    assert modes == [["none", "full"], ["full", "full", "joined", "none"]]
+    check(_instance(layers=2), plan)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "cuts"), [(8, 4, (5, 9, 13)), (7, 3, (7, 11)), (3, 1, ())]
+)
+def test_stages_share_the_layers(layers: int, stages: int, cuts: tuple[int, ...]) -> None:
+    # Two groups a layer, after the embedding.
+    assert layer_cuts(_instance(layers=layers), stages) == cuts
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(InputError, match=r"at least one layer .nearest legal: 8"):
+        uniform_plan(_instance(), pp=16, balance="layers")
+
+
+def test_virtual_stages_are_dealt_out_in_turn() -> None:
+    instance = _instance()
+    plan = uniform_plan(
+        instance, pp=4, schedule="interleaved", virtual=2, micro_batch=1, balance="layers"
+    )
+    first = [stage.mesh.devices[0] for stage in plan.stages]
+    assert first == [0, 4, 8, 12, 0, 4, 8, 12]
     check(instance, plan)
+    turned = uniform_plan(instance, pp=4, schedule="zb-v", micro_batch=1, balance="layers")
+    assert [s.mesh.devices[0] for s in turned.stages] == [0, 4, 8, 12, 12, 8, 4, 0]
+    check(instance, turned)
+
+
+@pytest.mark.parametrize(("schedule", "virtual", "near"), [("zb-v", 3, "2"), ("1f1b", 0, "1")])
+def test_a_wrong_number_of_virtual_stages(schedule: str, virtual: int, near: str) -> None:
+    with pytest.raises(InputError, match=f"virtual.*nearest legal: {near}"):
+        uniform_plan(_instance(), pp=4, schedule=schedule, virtual=virtual)
+
+
+def test_optimizer_states_on_the_host() -> None:
+    instance = _instance()
+    plan = uniform_plan(instance, offload=True)
+    with pytest.raises(InputError, match="offload.*no memory of a host"):
+        check(instance, plan)
 
 
 def test_a_group_without_a_layout_stays_replicated() -> None:

@@ -1,0 +1,114 @@
+"""Whether the choices of a stage's groups are legal: layouts, ZeRO levels, recompute, offload."""
+
+from __future__ import annotations
+
+import warnings
+
+from rlplace.errors import InputError, nearest_names
+from rlplace.graph.types import Layout, Placement, Replicate
+from rlplace.plan.degrees import nearest
+from rlplace.plan.types import (
+    JOINED,
+    RECOMPUTE_MODES,
+    Instance,
+    Stage,
+    redoes_attention,
+)
+
+
+def check_choices(instance: Instance, index: int, stage: Stage) -> None:
+    """Refuse choices that the groups of a stage do not have.
+
+    Args:
+        instance: The question.
+        index: Position of the stage in its plan.
+        stage: The stage.
+
+    Raises:
+        InputError: With the field, the value, the rule and the nearest legal value.
+    """
+    field = f"plan.stages[{index}].choices"
+    if len(stage.choices) != stage.stop - stage.start:
+        rule = "one choice for each group of the stage"
+        raise InputError(field, len(stage.choices), rule, stage.stop - stage.start)
+    for at, choice in enumerate(stage.choices):
+        _check_layout(instance, stage, at, f"{field}[{at}].layout")
+        if choice.zero not in (0, 1, 2, 3):
+            rule = "a ZeRO level is 0, 1, 2 or 3"
+            raise InputError(
+                f"{field}[{at}].zero", choice.zero, rule, nearest(choice.zero, (0, 1, 2, 3))
+            )
+        _check_recompute(instance, stage, at, f"{field}[{at}].recompute")
+        if choice.offload:
+            _check_offload(instance, stage, f"{field}[{at}].offload")
+    _check_borders(instance, stage, field)
+
+
+def _check_layout(instance: Instance, stage: Stage, at: int, field: str) -> None:
+    group, name = stage.start + at, stage.choices[at].layout
+    layouts = instance.graph.structure(group).layouts_with("tp", stage.mesh.tp)
+    legal = tuple(dict.fromkeys(layout.name for layout in layouts))
+    if name not in legal:
+        where = instance.graph.groups[group].name
+        rule = f"{where} has the layouts {', '.join(legal)} at tp={stage.mesh.tp}"
+        raise InputError(field, name, rule, nearest_names(name, legal) or legal[-1])
+
+
+def _check_recompute(instance: Instance, stage: Stage, at: int, field: str) -> None:
+    mode, group = stage.choices[at].recompute, stage.start + at
+    known = (*RECOMPUTE_MODES, JOINED)
+    if mode not in known:
+        rule = f"recompute is one of {', '.join(known)}"
+        raise InputError(field, mode, rule, nearest_names(mode, known) or "none")
+    if mode == JOINED and (at == 0 or stage.choices[at - 1].recompute not in ("full", JOINED)):
+        rule = "it is redone with the group before it, which has to be full or joined as well"
+        raise InputError(field, mode, rule, "full")
+    if mode != "attention":
+        return
+    if not redoes_attention(instance.graph.structure(group).work):
+        rule = f"{instance.graph.groups[group].name} has no core attention to redo"
+        raise InputError(field, mode, rule, "none")
+    if instance.attention == "flash":
+        warnings.warn(
+            "recompute=attention frees about nothing with a flash kernel, which keeps no score "
+            "matrix, and costs its time; take none or full, or plan for attention=math",
+            stacklevel=2,
+        )
+
+
+def _check_offload(instance: Instance, stage: Stage, field: str) -> None:
+    for device in stage.mesh.devices:
+        kind = instance.cluster.kind(device)
+        if not kind.host_bandwidth:
+            rule = f"{kind.name} has no memory of a host beside its own"
+            raise InputError(field, True, rule, False)
+
+
+def _check_borders(instance: Instance, stage: Stage, field: str) -> None:
+    """A tensor is handed on in the placement in which its readers take it."""
+    graph, tp = instance.graph, stage.mesh.tp
+    if tp == 1:
+        return
+    found: dict[int, Layout] = {}
+    for at, choice in enumerate(stage.choices):
+        layouts = graph.structure(stage.start + at).layouts_with("tp", tp)
+        found[stage.start + at] = next(own for own in layouts if own.name == choice.layout)
+    for edge in graph.edges:
+        if edge.src not in found or edge.dst not in found:
+            continue
+        made = _placement(found[edge.src].writes, graph.groups[edge.src].writes, edge.tensor)
+        read = _placement(found[edge.dst].reads, graph.reads(edge.dst), edge.tensor)
+        if made != read:
+            at = edge.dst - stage.start
+            rule = (
+                f"{graph.groups[edge.src].name} hands {edge.tensor} on as {made}, "
+                f"{graph.groups[edge.dst].name} reads it as {read}"
+            )
+            raise InputError(
+                f"{field}[{at}].layout", stage.choices[at].layout, rule, "the same border"
+            )
+
+
+def _placement(placements: tuple[Placement, ...], names: tuple[str, ...], name: str) -> Placement:
+    """How a layout has a tensor between groups; whole where it says nothing."""
+    return placements[names.index(name)] if placements else Replicate()

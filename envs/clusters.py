@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from rlplace.cluster.assemble import HostSpec, assemble
-from rlplace.cluster.catalogue import DEVICE_KINDS, ENTRIES, network_link, node_link
+from rlplace.cluster.catalogue import DEVICE_KINDS, ENTRIES
+from rlplace.cluster.links import network_link, node_link
 from rlplace.cluster.types import Cluster, DeviceKind, Link
 
 #: Kinds of cards that are trained on; the others of the catalogue are seen in evaluation only.

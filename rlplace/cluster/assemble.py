@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlplace.cluster.catalogue import default_links
+from rlplace.cluster.links import default_links
 from rlplace.cluster.types import Cluster, CollectiveCurve, Device, DeviceKind, Link, Node
 from rlplace.errors import InputError
 
@@ -22,6 +22,7 @@ class HostSpec:
         devices: Kind and core of each device of one host (see `Device.core`).
         intra: Link between its devices, None for the usual one of its kinds.
         nic: Link towards other hosts, None for the usual one of its kinds.
+        bridge: Devices behind one host bridge (see `Node.bridge`).
         field: How the person wrote this part, for messages.
     """
 
@@ -29,6 +30,7 @@ class HostSpec:
     devices: tuple[tuple[str, int | None], ...]
     intra: Link | None = None
     nic: Link | None = None
+    bridge: int = 0
     field: str = "nodes"
 
 
@@ -73,7 +75,7 @@ def assemble(
         for _ in range(host.count):
             for kind, core in host.devices:
                 devices.append(Device(len(devices), kind, len(nodes), core))
-            nodes.append(Node(len(nodes), intra, nic))
+            nodes.append(Node(len(nodes), intra, nic, host.bridge))
     used = {device.kind for device in devices}
     return Cluster(
         devices=tuple(devices),
@@ -98,7 +100,7 @@ def _usual(
             example = "nvlink, pcie" if place == "intra" else "ib200, eth25"
             raise InputError(f"{host.field}.{place}", None, rule, example)
         links.append(link(base))
-    return min(links, key=lambda candidate: candidate.bandwidth)
+    return min(links, key=lambda candidate: candidate.speed)
 
 
 def _checked_overrides(

@@ -1,12 +1,8 @@
-"""Device kinds and links by name, from datasheets.
+"""Device kinds by name, from datasheets; `rlplace.cluster.links` has the links.
 
 Peaks are dense (no sparsity), with fp32 accumulation, which is what torch runs: on GeForce cards
 that is half of the figure on the box. Memory is what the driver leaves of the nominal size, as
-`torch.cuda.get_device_properties(0).total_memory` reports it, rounded down to 0.1 GiB. A link's
-bandwidth is that of ONE direction, of one device inside a node and of the whole host outside:
-datasheets give both directions together ("NVLink 600 GB/s" is 300 GB/s here), and so does
-`CatalogueEntry.nvlink`. They are wire figures; what a collective reaches of them is a matter of
-the cost model.
+`torch.cuda.get_device_properties(0).total_memory` reports it, rounded down to 0.1 GiB.
 
 Efficiency constants are not in any datasheet. `max_efficiency` is what large cuBLAS (rocBLAS)
 matmuls typically hold under the card's power limit, and `half_flops` the work of
@@ -15,13 +11,19 @@ matmuls typically hold under the card's power limit, and `half_flops` the work o
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlplace.cluster.types import DeviceKind, Link
+from rlplace.cluster.types import DeviceKind, Fabric
 from rlplace.errors import InputError, nearest_names
 from rlplace.units import GIB
+
+#: Share of a slot's (or NVLink-C2C's) bandwidth that copies to and from pinned host memory reach:
+#: 12.0-13.4 of 15.75 GB/s (V100), 25.5-26.2 of 31.5 (A100; CSCS ReFrame references), 55 of 63
+#: (H200; stas00/ml-engineering).
+HOST_SHARE = 0.83
+
+#: Seconds of a collective call of a GPU; fitted by `benchmarks/collectives.py`.
+COLLECTIVE_LAUNCH = 35e-6
 
 #: A matmul that would take this long at the 16-bit peak reaches half of the efficiency.
 HALF_SECONDS = 6.4e-6
@@ -44,6 +46,9 @@ class CatalogueEntry:
         pcie: PCIe generation of its x16 slot.
         nic: Name of the usual network of a host with such devices.
         source: Where the figures come from.
+        fabric: How the NVLinks of a host join its devices.
+        reduces: Its NVSwitches add up (NVLink SHARP, Hopper and later).
+        peers: Whether such cards write to each other's memory over PCIe; else through the host's.
     """
 
     kind: DeviceKind
@@ -51,35 +56,9 @@ class CatalogueEntry:
     pcie: int
     nic: str
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinkKind:
-    """A family of links.
-
-    Args:
-        place: ``intra`` joins the devices of a node, ``nic`` nodes.
-        latency: Seconds a message.
-        source: Where the latency comes from.
-    """
-
-    place: str
-    latency: float
-    source: str
-
-
-_NCCL = "NCCL src/graph/tuning.cc, hwLat, ring, Simple protocol"
-
-#: By family; `ib` and `eth` are followed by the total Gb/s of a node in one direction.
-LINK_KINDS: dict[str, LinkKind] = {
-    "nvlink": LinkKind("intra", 3.4e-6, _NCCL),
-    "pcie": LinkKind("intra", 5.7e-6, _NCCL),
-    "ib": LinkKind("nic", 14e-6, _NCCL),
-    "eth": LinkKind("nic", 40e-6, "round trip of a kernel TCP socket in a data centre, halved"),
-}
-
-#: Names of links that a message can offer (any other number of Gb/s is legal too).
-LINK_NAMES = ("nvlink", "pcie", "ib200", "ib400", "ib1600", "ib3200", "eth10", "eth25", "eth100")
+    fabric: Fabric = "switch"
+    reduces: bool = False
+    peers: bool = True
 
 
 def _entry(
@@ -88,13 +67,21 @@ def _entry(
     tflops: dict[str, float],
     gbytes: float,
     *,
+    sms: int,
     efficiency: float,
     source: str,
     nvlink: float = 0.0,
     pcie: int = 4,
+    chip_to_chip: float = 0.0,
     nic: str = "eth100",
+    fabric: Fabric = "switch",
+    reduces: bool = False,
+    peers: bool = True,
 ) -> CatalogueEntry:
-    """An entry from figures in the units of datasheets (GiB, TFLOP/s, GB/s)."""
+    """An entry from figures in the units of datasheets (GiB, TFLOP/s, GB/s).
+
+    `chip_to_chip` is what joins it to its host where that is not PCIe, one direction.
+    """
     flops = {dtype: value * 1e12 for dtype, value in tflops.items()}
     kind = DeviceKind(
         name=name,
@@ -104,8 +91,11 @@ def _entry(
         max_efficiency=efficiency,
         half_flops=flops["fp16"] * HALF_SECONDS,
         reserve=int(RESERVE_GIB * GIB),
+        sms=sms,
+        host_bandwidth=(chip_to_chip * 1e9 or PCIE[pcie]) * HOST_SHARE,
+        collective_launch=COLLECTIVE_LAUNCH,
     )
-    return CatalogueEntry(kind, nvlink * 1e9, pcie, nic, source)
+    return CatalogueEntry(kind, nvlink * 1e9, pcie, nic, source, fabric, reduces, peers)
 
 
 def _tensor(fp32: float, tf32: float, half: float, fp8: float = 0.0) -> dict[str, float]:
@@ -120,95 +110,155 @@ _HOPPER = _tensor(67, 494.7, 989.4, 1978.9)
 ENTRIES: dict[str, CatalogueEntry] = {
     entry.kind.name: entry
     for entry in (
+        # Pascal: no tensor cores; fp16 is converted and computed in fp32.
+        _entry(
+            "P40-24", 22.3, {"fp32": 11.76, "fp16": 11.76}, 346, sms=30, efficiency=0.8, pcie=3,
+            nic="eth25", source="NVIDIA P40 datasheet",
+        ),
         # Volta and Turing: tensor cores for fp16 only, no bf16.
         _entry(
-            "V100-16", 15.7, {"fp32": 15.7, "fp16": 125}, 900, efficiency=0.75,
-            nvlink=300, pcie=3, nic="ib400", source="NVIDIA V100 (SXM2) datasheet; DGX-1",
+            "V100-16", 15.7, {"fp32": 15.7, "fp16": 125}, 900, sms=80, efficiency=0.75,
+            nvlink=300, pcie=3, fabric="cube", nic="ib400",
+            source="NVIDIA V100 (SXM2) datasheet; DGX-1",
         ),
         _entry(
-            "V100-32", 31.7, {"fp32": 15.7, "fp16": 125}, 900, efficiency=0.75,
-            nvlink=300, pcie=3, nic="ib400", source="NVIDIA V100 (SXM2) datasheet; DGX-1",
+            "V100-32", 31.7, {"fp32": 15.7, "fp16": 125}, 900, sms=80, efficiency=0.75,
+            nvlink=300, pcie=3, fabric="cube", nic="ib400",
+            source="NVIDIA V100 (SXM2) datasheet; DGX-1",
         ),
         _entry(
-            "T4", 14.7, {"fp32": 8.1, "fp16": 65}, 320, efficiency=0.5, pcie=3,
+            "T4", 14.7, {"fp32": 8.1, "fp16": 65}, 320, sms=40, efficiency=0.5, pcie=3,
             source="NVIDIA T4 datasheet; 70 W holds the clock down",
         ),
         _entry(
-            "2080Ti-11", 10.7, {"fp32": 13.4, "fp16": 53.8}, 616, efficiency=0.8, pcie=3,
-            nic="eth25", source="NVIDIA Turing architecture white paper, RTX 2080 Ti",
+            "2080Ti-11", 10.7, {"fp32": 13.4, "fp16": 53.8}, 616, sms=68, efficiency=0.8, pcie=3,
+            nic="eth25", peers=False, source="NVIDIA Turing architecture white paper, RTX 2080 Ti",
         ),
         _entry(
-            "TITAN-RTX-24", 23.6, {"fp32": 16.3, "fp16": 130.5}, 672, efficiency=0.65, pcie=3,
-            nic="eth25", source="NVIDIA Turing architecture white paper, TITAN RTX",
+            "TITAN-RTX-24", 23.6, {"fp32": 16.3, "fp16": 130.5}, 672, sms=72, efficiency=0.65,
+            pcie=3,
+            nic="eth25", peers=False, source="NVIDIA Turing architecture white paper, TITAN RTX",
         ),
         _entry(
-            "TITAN-V-12", 11.7, {"fp32": 13.8, "fp16": 110}, 652.8, efficiency=0.7, pcie=3,
+            "TITAN-V-12", 11.7, {"fp32": 13.8, "fp16": 110}, 652.8, sms=80, efficiency=0.7, pcie=3,
             nic="eth25", source="NVIDIA TITAN V product page",
         ),
         # Ampere.
         _entry(
-            "A10", 22.1, _tensor(31.2, 62.5, 125), 600, efficiency=0.55,
+            "A10", 22.1, _tensor(31.2, 62.5, 125), 600, sms=72, efficiency=0.55,
             source="NVIDIA A10 datasheet; 150 W",
         ),
         _entry(
-            "A10G", 22.1, _tensor(35, 35, 70), 600, efficiency=0.8,
+            "A10G", 22.1, _tensor(35, 35, 70), 600, sms=80, efficiency=0.8,
             source="NVIDIA A10G datasheet; AWS G5",
         ),
         _entry(
-            "3080-10", 9.7, _tensor(29.8, 29.8, 59.5), 760, efficiency=0.85, nic="eth25",
-            source="NVIDIA GA102 white paper, RTX 3080 (10 GB)",
+            "3080-10", 9.7, _tensor(29.8, 29.8, 59.5), 760, sms=68, efficiency=0.85, nic="eth25",
+            peers=False, source="NVIDIA GA102 white paper, RTX 3080 (10 GB)",
         ),
         _entry(
-            "3090-24", 23.6, _tensor(35.6, 35.6, 71), 936, efficiency=0.85, nic="eth25",
-            source="NVIDIA GA102 white paper, RTX 3090",
+            "3090-24", 23.6, _tensor(35.6, 35.6, 71), 936, sms=82, efficiency=0.85, nic="eth25",
+            peers=False, source="NVIDIA GA102 white paper, RTX 3090",
         ),
         _entry(
-            "A6000-48", 47.5, _tensor(38.7, 77.4, 154.8), 768, efficiency=0.7, nic="eth25",
+            "A6000-48", 47.5, _tensor(38.7, 77.4, 154.8), 768, sms=84, efficiency=0.7, nic="eth25",
             source="NVIDIA RTX A6000 datasheet",
         ),
         _entry(
-            "A100-40", 39.4, _tensor(19.5, 156, 312), 1555, efficiency=0.8, nvlink=600,
+            "A100-40", 39.4, _tensor(19.5, 156, 312), 1555, sms=108, efficiency=0.8, nvlink=600,
             nic="ib1600", source="NVIDIA A100 (SXM4) datasheet; DGX A100",
         ),
         _entry(
-            "A100-80", 79.1, _tensor(19.5, 156, 312), 2039, efficiency=0.8, nvlink=600,
+            "A100-80", 79.1, _tensor(19.5, 156, 312), 2039, sms=108, efficiency=0.8, nvlink=600,
             nic="ib1600", source="NVIDIA A100 (SXM4) datasheet; DGX A100",
+        ),
+        _entry(
+            "A800-80", 79.1, _tensor(19.5, 156, 312), 2039, sms=108, efficiency=0.8, nvlink=400,
+            nic="ib1600", source="NVIDIA A800 (SXM4) product page",
         ),
         # Ada.
         _entry(
-            "L4", 22.0, _tensor(30.3, 60, 121, 242), 300, efficiency=0.55,
+            "L4", 22.0, _tensor(30.3, 60, 121, 242), 300, sms=58, efficiency=0.55,
             source="NVIDIA L4 datasheet; 72 W holds the clock down",
         ),
         _entry(
-            "L40S", 44.4, _tensor(91.6, 183, 362, 733), 864, efficiency=0.65,
+            "L40S", 44.4, _tensor(91.6, 183, 362, 733), 864, sms=142, efficiency=0.65,
             source="NVIDIA L40S datasheet",
         ),
         _entry(
-            "4090-24", 23.6, _tensor(82.6, 82.6, 165.2, 330.3), 1008, efficiency=0.9, nic="eth25",
-            source="NVIDIA Ada architecture white paper, RTX 4090",
+            "4090-24", 23.6, _tensor(82.6, 82.6, 165.2, 330.3), 1008, sms=128, efficiency=0.9,
+            nic="eth25",
+            peers=False, source="NVIDIA Ada architecture white paper, RTX 4090",
         ),
         # Hopper and Blackwell.
         _entry(
-            "H100-80", 79.1, _HOPPER, 3350, efficiency=0.7, nvlink=900, pcie=5, nic="ib3200",
+            "H100-80", 79.1, _HOPPER, 3350, sms=132, efficiency=0.7, nvlink=900, pcie=5,
+            reduces=True, nic="ib3200",
             source="NVIDIA H100 (SXM5) datasheet; DGX H100",
         ),
         _entry(
-            "H100-96", 94.5, _HOPPER, 4000, efficiency=0.7, nvlink=900, pcie=5, nic="ib3200",
+            "H100-96", 94.5, _HOPPER, 4000, sms=132, efficiency=0.7, nvlink=900, pcie=5,
+            nic="ib3200",
             source="NVIDIA GH200 datasheet (96 GB HBM3)",
         ),
         _entry(
-            "H200", 139.8, _HOPPER, 4800, efficiency=0.7, nvlink=900, pcie=5, nic="ib3200",
+            "H200", 139.8, _HOPPER, 4800, sms=132, efficiency=0.7, nvlink=900, pcie=5, reduces=True,
+            nic="ib3200",
             source="NVIDIA H200 (SXM) datasheet; DGX H200",
         ),
         _entry(
-            "B200", 178.3, _tensor(75, 1125, 2250, 4500), 8000, efficiency=0.7, nvlink=1800,
-            pcie=5, nic="ib3200", source="NVIDIA HGX B200 datasheet; DGX B200",
+            "B200", 178.3, _tensor(75, 1125, 2250, 4500), 8000, sms=148, efficiency=0.7,
+            nvlink=1800,
+            pcie=5, reduces=True, nic="ib3200", source="NVIDIA HGX B200 datasheet; DGX B200",
+        ),
+        _entry(
+            "H100-96-500W", 94.5, _HOPPER, 2400, sms=132, efficiency=0.55, nvlink=900, pcie=5,
+            reduces=True, nic="ib3200",
+            source="pytorch/torchtitan benchmarks, December 2024 (96 GB HBM2e, 500 W)",
+        ),
+        _entry(
+            "H800-80", 79.1, _HOPPER, 3350, sms=132, efficiency=0.7, nvlink=400, pcie=5,
+            reduces=True, nic="ib3200", source="NVIDIA H800 (SXM5) product page",
+        ),
+        # Four to a host, each with six NVLinks to each of the others.
+        _entry(
+            "GH200", 94.5, _HOPPER, 4000, sms=132, efficiency=0.7, nvlink=900, chip_to_chip=450,
+            fabric="mesh", nic="ib800", source="NVIDIA GH200 datasheet; Quad GH200 node",
+        ),
+        _entry(
+            "GB200", 184.0, _tensor(80, 1250, 2500, 5000), 8000, sms=152, efficiency=0.7,
+            nvlink=1800, chip_to_chip=450, reduces=True, nic="ib1600",
+            source="NVIDIA GB200 NVL72 datasheet",
+        ),
+        _entry(
+            "B300", 267.5, _tensor(75, 1125, 2250, 4500), 8000, sms=148, efficiency=0.7,
+            nvlink=1800, pcie=5, reduces=True, nic="ib6400", source="NVIDIA DGX B300 datasheet",
+        ),
+        _entry(
+            "GB300", 276.0, _tensor(80, 1250, 2500, 5000), 8000, sms=152, efficiency=0.7,
+            nvlink=1800, chip_to_chip=450, reduces=True, nic="ib3200",
+            source="NVIDIA GB300 NVL72 datasheet",
+        ),
+        _entry(
+            "5090-32", 31.3, _tensor(104.8, 104.8, 209.5, 419), 1792, sms=170, efficiency=0.85,
+            pcie=5, nic="eth25", peers=False,
+            source="NVIDIA RTX Blackwell architecture white paper, RTX 5090",
+        ),
+        _entry(
+            "MI300X", 191.5, _tensor(163.4, 653.7, 1307.4, 2614.9), 5300, sms=304, efficiency=0.5,
+            nvlink=896, pcie=5, fabric="mesh", nic="ib3200",
+            source="AMD Instinct MI300X datasheet; eight to a host, 64 GB/s to each other one",
         ),
         # A device is what torch sees: one of the two dies. The fabric figure is that of the
         # links which one die has towards its neighbours.
         _entry(
-            "MI250", 63.9, {"fp32": 45.3, "bf16": 181, "fp16": 181}, 1638, efficiency=0.65,
+            "MI250", 63.9, {"fp32": 45.3, "bf16": 181, "fp16": 181}, 1638, sms=104, efficiency=0.65,
             nvlink=200, nic="ib800", source="AMD Instinct MI250 datasheet, half of it",
+        ),
+        _entry(
+            "MI250X", 63.9, {"fp32": 47.9, "bf16": 191.5, "fp16": 191.5}, 1638, sms=110,
+            efficiency=0.65, nvlink=200, nic="ib800",
+            source="AMD Instinct MI250X datasheet, half of it",
         ),
     )
 }  # fmt: skip
@@ -225,6 +275,8 @@ ALIASES: dict[str, str] = {
     "T4-16": "T4", "A10-24": "A10", "A10G-24": "A10G", "L4-24": "L4", "L40S-48": "L40S",
     "TITAN-RTX": "TITAN-RTX-24", "TITAN-V": "TITAN-V-12",
     "H200-141": "H200", "B200-180": "B200", "MI250-64": "MI250",
+    "P40": "P40-24", "GH200-96": "GH200", "GH-96": "GH200", "MI200": "MI250X",
+    "H100-96-HBM2e-500W": "H100-96-500W", "RTX-5090": "5090-32", "5090": "5090-32",
 }  # fmt: skip
 
 _CANONICAL = {name.lower(): name for name in DEVICE_KINDS} | {
@@ -249,73 +301,3 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 def device_kind(name: str) -> DeviceKind:
     """A device kind by its name or an alias; raises as `catalogue_entry` does."""
     return catalogue_entry(name).kind
-
-
-def link_place(name: str) -> str:
-    """``intra`` or ``nic``: which of a node's links a name such as ``pcie`` or ``ib200`` means.
-
-    Raises:
-        InputError: If the name is not one of `LINK_KINDS`, or ``ib`` or ``eth`` lacks its Gb/s.
-    """
-    return LINK_KINDS[_family(name)[0]].place
-
-
-def network_link(name: str) -> Link:
-    """The link of a host towards the others: ``ib3200`` is 3200 Gb/s, 400 GB/s, a direction.
-
-    Raises:
-        InputError: If the name is not of a network, or its number is not positive.
-    """
-    family, gigabits = _family(name)
-    if LINK_KINDS[family].place != "nic":
-        raise InputError("link", name, "joins devices of a node, not nodes", "ib200, eth25")
-    return Link(gigabits * 1e9 / 8, LINK_KINDS[family].latency, name.lower())
-
-
-def node_link(name: str, kind: str) -> Link:
-    """The link between two devices of a kind inside a node, in one direction.
-
-    Args:
-        name: ``nvlink`` or ``pcie``.
-        kind: Name of a catalogue kind.
-
-    Raises:
-        InputError: If the name is not of a link inside a node, or the kind does not have it.
-    """
-    family, _ = _family(name)
-    entry = catalogue_entry(kind)
-    if LINK_KINDS[family].place != "intra":
-        raise InputError("link", name, "joins nodes, not the devices of a node", "nvlink, pcie")
-    if family == "nvlink" and not entry.nvlink:
-        rule = f"{entry.kind.name} has no NVLink that joins all devices of a host"
-        raise InputError("link", name, rule, "pcie, or a pairwise override in a cluster file")
-    bandwidth = entry.nvlink / 2 if family == "nvlink" else PCIE[entry.pcie]
-    return Link(bandwidth, LINK_KINDS[family].latency, family)
-
-
-def named_link(name: str, kinds: Iterable[str]) -> Link:
-    """The link that a name means for a host with devices of these kinds (the slowest of them).
-
-    Raises:
-        InputError: If there is no such link, or a kind does not have it.
-    """
-    if link_place(name) == "nic":
-        return network_link(name)
-    return min((node_link(name, kind) for kind in kinds), key=lambda link: link.bandwidth)
-
-
-def default_links(kind: str) -> tuple[Link, Link]:
-    """The links of a usual host with such devices: inside it, and towards other hosts."""
-    entry = catalogue_entry(kind)
-    inside = node_link("nvlink" if entry.nvlink else "pcie", kind)
-    return inside, network_link(entry.nic)
-
-
-def _family(name: str) -> tuple[str, float]:
-    """Family and Gb/s of a link name (0 inside a node)."""
-    match = re.fullmatch(r"(nvlink|pcie)|(ib|eth)(\d+(?:\.\d+)?)", name.lower())
-    if match is None or (match[3] and not float(match[3])):
-        rule = "is not a link; ib and eth are followed by the Gb/s of a node, above zero"
-        nearest = nearest_names(name, LINK_NAMES) or ", ".join(LINK_NAMES)
-        raise InputError("link", name, rule, nearest)
-    return (match[1], 0.0) if match[1] else (match[2], float(match[3]))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from typing import Any
 
 import yaml
 
-from rlplace.cluster.catalogue import DEVICE_KINDS, named_link
+from rlplace.cluster.catalogue import DEVICE_KINDS
+from rlplace.cluster.links import named_link
 from rlplace.cluster.schema import parse_flops
 from rlplace.cluster.types import Cluster, CollectiveCurve, DeviceKind, Link
 from rlplace.errors import InputError
@@ -70,6 +71,8 @@ def _kind(kind: DeviceKind) -> dict[str, Any]:
         "bandwidth": _unit(kind.bandwidth, 1e9, "GB/s", parse_bandwidth),
         "launch_overhead": _unit(kind.launch_overhead, 1e-6, "us", parse_time),
         "half_flops": _unit(kind.half_flops, 1e9, "GFLOP", parse_flops),
+        "host_bandwidth": _unit(kind.host_bandwidth, 1e9, "GB/s", parse_bandwidth),
+        "collective_launch": _unit(kind.collective_launch, 1e-6, "us", parse_time),
     }
 
 
@@ -93,7 +96,8 @@ def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
         kinds = {kind for kind, _ in devices}
         known = kinds if kinds <= catalogued else None
         entry: dict[str, Any] = {"devices": _devices(devices), "intra": _link(node.intra, known)}
-        entries.append(entry | ({"nic": _link(node.nic, known)} if node.nic else {}))
+        entry |= {"nic": _link(node.nic, known)} if node.nic else {}
+        entries.append(entry | ({"bridge": node.bridge} if node.bridge else {}))
     runs = [list(run) for _, run in groupby(entries)]
     return [({"count": len(run)} if len(run) > 1 else {}) | run[0] for run in runs]
 
@@ -122,7 +126,10 @@ def _link(link: Link, kinds: set[str] | None) -> str | dict[str, Any]:
 
 
 def _written_out(link: Link) -> dict[str, Any]:
-    return ({"name": link.name} if link.name else {}) | {
+    """All that differs from the defaults of a link."""
+    plain = Link(link.bandwidth, link.latency)
+    said = {f.name: getattr(link, f.name) for f in fields(link)}
+    return {key: value for key, value in said.items() if value != getattr(plain, key)} | {
         "bandwidth": _unit(link.bandwidth, 1e9, "GB/s", parse_bandwidth),
         "latency": _unit(link.latency, 1e-6, "us", parse_time),
     }

@@ -9,6 +9,7 @@ A file is either one line, ``short: 4x8xA100-80``, or
         devices: {A100-slow: 8}
         intra: nvlink            # or {bandwidth: 300 GB/s, latency: 3 us}
         nic: ib200               # or {bandwidth: 200 Gb/s, latency: 14 us}
+        bridge: 4                # devices that share a host bridge (0, the default: none)
     overrides:
       - {between: [0, 1], bandwidth: 56 GB/s, latency: 4 us}
     curves:                      # measured collectives, as `rlplace discover` writes them
@@ -16,6 +17,11 @@ A file is either one line, ``short: 4x8xA100-80``, or
 
 Bandwidths are those of one direction; `nic` is what a whole node has towards the others. What is
 not said comes from the catalogue; `describe_assumptions` lists it.
+
+A link that is written out may also say `efficiency` (share of the bandwidth that a large collective
+reaches, 1 by default), `nics` (parts of it, of which a message between two devices gets one, 1),
+`reduces` (its switch adds up, false), `fabric` (`switch`, `mesh` or `cube`, how the devices of a
+node share it) and `fill` (part of a tensor that a node waits for before it passes it on, 0).
 """
 
 from __future__ import annotations
@@ -27,8 +33,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rlplace.cluster.assemble import HostSpec, assemble
-from rlplace.cluster.catalogue import ENTRIES, default_links, device_kind, link_place, named_link
+from rlplace.cluster.catalogue import ENTRIES, device_kind
 from rlplace.cluster.dump import dump_cluster
+from rlplace.cluster.links import default_links, link_place, named_link
 from rlplace.cluster.schema import ClusterModel, KindModel, LinkModel, NodeModel
 from rlplace.cluster.short import parse_cluster
 from rlplace.cluster.types import Cluster, CollectiveCurve, DeviceKind, Link
@@ -146,7 +153,7 @@ def _from_nodes(model: ClusterModel, parsed: YamlText) -> Cluster:
         hosts,
         kinds,
         bases=bases,
-        overrides=[(*o.between, Link(o.bandwidth, o.latency, o.name)) for o in model.overrides],
+        overrides=[(*o.between, o.link()) for o in model.overrides],
         curves=[CollectiveCurve(**curve.model_dump()) for curve in model.curves],
         name=model.name,
     )
@@ -197,13 +204,13 @@ def _host(
         with parsed.at("nodes", number, place):
             links[place] = None if given is None else _link(given, place, list(origins))
     field = parsed.field(("nodes", number))
-    return HostSpec(node.count, devices, links["intra"], links["nic"], field)
+    return HostSpec(node.count, devices, links["intra"], links["nic"], node.bridge, field)
 
 
 def _link(given: str | LinkModel, place: str, origins: list[str]) -> Link:
     """A link as the file gives it, by name or written out."""
     if isinstance(given, LinkModel):
-        return Link(given.bandwidth, given.latency, given.name)
+        return given.link()
     if link_place(given) != place:
         legal = "nvlink, pcie" if place == "intra" else "ib200, eth25"
         raise InputError(place, given, f"is not a link for {place}", legal)

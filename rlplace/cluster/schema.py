@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -17,10 +18,12 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    StrictBool,
     Tag,
     field_validator,
 )
 
+from rlplace.cluster.types import Fabric, Link
 from rlplace.errors import InputError
 from rlplace.units import parse_bandwidth, parse_size, parse_time
 
@@ -63,6 +66,10 @@ SizeOrZero = Annotated[
     float, _unit(lambda field, value: 0.0 if value == 0 else parse_size(field, value), "size")
 ]
 Bandwidth = Annotated[float, _unit(parse_bandwidth, "bandwidth")]
+BandwidthOrZero = Annotated[
+    float,
+    _unit(lambda field, value: 0.0 if value == 0 else parse_bandwidth(field, value), "bandwidth"),
+]
 Time = Annotated[float, _unit(parse_time, "time")]
 Flops = Annotated[float, _unit(parse_flops, "flops")]
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -80,7 +87,18 @@ class LinkModel(_Strict):
     bandwidth: Bandwidth
     latency: Time
     name: str = ""
+    efficiency: Share = 1.0
+    nics: Count = 1
+    reduces: StrictBool = False
+    fabric: Fabric = "switch"
+    fill: Annotated[float, Field(ge=0)] = 0.0
 
+    def link(self) -> Link:
+        """The link that is written out."""
+        return Link(**self.model_dump(include=_LINK_FIELDS))
+
+
+_LINK_FIELDS = {field.name for field in fields(Link)}
 
 #: A link by its name (``nvlink``, ``pcie``, ``ib200``, ``eth25``) or written out.
 LinkField = Annotated[
@@ -106,6 +124,11 @@ class KindModel(_Strict):
     memory_efficiency: Share | None = None
     overlap: Annotated[float, Field(ge=0, le=1)] | None = None
     reserve: SizeOrZero | None = None
+    sms: Index | None = None
+    half_depth: Annotated[float, Field(ge=0)] | None = None
+    attention_efficiency: Share | None = None
+    host_bandwidth: BandwidthOrZero | None = None
+    collective_launch: Time | None = None
 
 
 class DeviceModel(_Strict):
@@ -130,6 +153,7 @@ class NodeModel(_Strict):
     devices: Annotated[list[DeviceModel], BeforeValidator(_as_list)]
     intra: LinkField | None = None
     nic: LinkField | None = None
+    bridge: Index = 0
 
 
 class OverrideModel(LinkModel):

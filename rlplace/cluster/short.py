@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 
 from rlplace.cluster.assemble import MAX_DEVICES, HostSpec, assemble
-from rlplace.cluster.catalogue import device_kind, link_place, named_link
+from rlplace.cluster.catalogue import device_kind
+from rlplace.cluster.links import link_place, named_link
 from rlplace.cluster.types import Cluster, Link
 from rlplace.errors import InputError
 
@@ -54,7 +55,7 @@ def _host(term: str, text: str) -> HostSpec:
     kinds = list(dict.fromkeys(kind for kind, _ in devices))
     links = _links(match["links"].split(":")[1:], kinds, text)
     nodes = _count(match["nodes"] or "1", text)
-    return HostSpec(nodes, tuple(devices), links.get("intra"), links.get("nic"), term)
+    return HostSpec(nodes, tuple(devices), links.get("intra"), links.get("nic"), field=term)
 
 
 def _devices(part: str, text: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ class DeviceKind:
         attention_efficiency: Share of the peak that a flash attention kernel reaches.
         host_bandwidth: Bytes/s in one direction between a device and the memory of its host; 0
             where it has none of its own.
+        collective_launch: Seconds that a collective or a message costs however small and near.
     """
 
     name: str
@@ -50,15 +52,44 @@ class DeviceKind:
     half_depth: float = 0.0
     attention_efficiency: float = 0.5
     host_bandwidth: float = 0.0
+    collective_launch: float = 0.0
+
+
+#: How the devices of a node share a link: each has its bandwidth towards any other (a switch),
+#: an equal part of it towards every other (a full mesh), or towards one neighbour in each dimension
+#: of a hypercube (the hybrid cube mesh of DGX-1).
+Fabric = Literal["switch", "mesh", "cube"]
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection: `bandwidth` bytes/s in one direction, `latency` seconds a message."""
+    """A connection, inside a node that of one device, between nodes that of a whole node.
+
+    Args:
+        bandwidth: Bytes/s on the wire in one direction.
+        latency: Seconds a message or a step of a collective.
+        name: What to call it.
+        efficiency: Share of the bandwidth that a large collective reaches.
+        nics: Equal parts that it consists of; what one device sends to one other takes one part.
+        reduces: Its switch adds up what the devices send (NVLink SHARP, InfiniBand SHARP).
+        fabric: How the devices of a node share it.
+        fill: Part of a tensor that arrives on a node before a collective passes it on to the next;
+            0 where chunks follow one another without a gap.
+    """
 
     bandwidth: float
     latency: float
     name: str = ""
+    efficiency: float = 1.0
+    nics: int = 1
+    reduces: bool = False
+    fabric: Fabric = "switch"
+    fill: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s that a large collective reaches in one direction."""
+        return self.bandwidth * self.efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +112,20 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A host: `intra` joins its devices; `nic` is what the whole host has towards the others."""
+    """A host.
+
+    Args:
+        index: Position in `Cluster.nodes`.
+        intra: What joins its devices.
+        nic: What the whole host has towards the others.
+        bridge: Devices behind one host bridge, neighbours in the order of ranks; they share one
+            such link towards those behind another. 0 where no bridge is shared.
+    """
 
     index: int
     intra: Link
     nic: Link | None = None
+    bridge: int = 0
 
 
 CollectiveKind = Literal[
@@ -171,7 +211,27 @@ class Cluster:
             return node_a.intra
         assert node_a.nic is not None
         assert node_b.nic is not None
-        return min(node_a.nic, node_b.nic, key=lambda link: (link.bandwidth, -link.latency))
+        return min(node_a.nic, node_b.nic, key=lambda link: (link.speed, -link.latency))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Position of each device among those of its node."""
+        seen: Counter[int] = Counter()
+        found = []
+        for device in self.devices:
+            found.append(seen[device.node])
+            seen[device.node] += 1
+        return tuple(found)
+
+    @cached_property
+    def node_sizes(self) -> dict[int, int]:
+        """Devices of each node."""
+        return dict(Counter(device.node for device in self.devices))
+
+    def bridge(self, device: int) -> int:
+        """Number of the host bridge of a device within its node; 0 where no bridge is shared."""
+        size = self.nodes[self.devices[device].node].bridge
+        return self.places[device] // size if size else 0
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
@@ -179,7 +239,8 @@ class Cluster:
         found: dict[tuple[object, ...], list[int]] = {}
         for device in self.devices:
             node = self.nodes[device.node]
-            found.setdefault((device.kind, node.intra, node.nic), []).append(device.index)
+            key = (device.kind, node.intra, node.nic, node.bridge)
+            found.setdefault(key, []).append(device.index)
         return tuple(tuple(members) for members in found.values())
 
     @cached_property

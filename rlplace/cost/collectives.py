@@ -1,21 +1,36 @@
 """Seconds of a collective on the real links: measured curves where there are some, else α-β.
 
-The α-β forms are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective
-Communication Operations in MPICH" (2005); a group that spans nodes works hierarchically: inside
-the nodes first, then between nodes on each member's share of the NIC. `size` is always the bytes
-of the whole tensor.
+The forms are those of NCCL (its tuning model, src/graph/tuning.cc, and Hu et al., "Demystifying
+NCCL", arXiv 2507.04786; the ring's are as in Thakur, Rabenseifner and Gropp, 2005). A ring of n
+ranks takes n-1 steps, each over the link of that step, and 2n-2 where it reduces and gathers;
+it carries (n-1)/n of the tensor a pass, and chunks follow one another, so the slowest link bounds
+it: many rings together use the NVLinks and the NICs of all the group's devices. An all-reduce or
+broadcast over nodes may also take a tree (a chain inside each node, log2 steps between them), and
+where a switch adds up, each device sends and receives everything once; the quickest counts.
+All-gather and reduce-scatter have only the ring, so that over many nodes a small reduce-scatter may
+take longer than an all-reduce of the same size, as it does when measured. `size` is always the
+bytes of the whole tensor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from math import ceil, log2
+from dataclasses import dataclass, field
+from math import log2
 
 from rlplace.cluster.types import Cluster, CollectiveCurve, CollectiveKind, Link
 
-#: Passes over the data of each collective: an all-reduce is a reduce-scatter and an all-gather.
-_PASSES: dict[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
+#: Share of a link's speed that an all-to-all reaches, for NCCL gives a pair of ranks fewer channels
+#: than a ring; fitted, as the one below, by `benchmarks/collectives.py`.
+EXCHANGE_SHARE = 0.71
+
+#: Share of a link's speed that adding up in the switch reaches: NVLS on H200, where rings of the
+#: same devices reach all of it.
+SWITCH_SHARE = 0.7
+
+
+#: Seconds of nothing, and of a byte of the whole tensor.
+Line = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +41,12 @@ class Ring:
         ranks: Members of the group.
         per_node: Largest number of members on one node.
         nodes: Nodes that it spans.
-        intra: Slowest link between members on one node.
+        intra: Slowest link between members on one node, the bandwidth already what of the fabric
+            lies inside the group.
         inter: Slowest link between its nodes, the bandwidth already a member's share.
         curves: Measured curves for this number of ranks.
+        launch: Seconds that any collective costs, of the slowest kind of device.
+        lines: What `seconds` has worked out: of each collective, the algorithms that it may take.
     """
 
     ranks: int
@@ -37,6 +55,10 @@ class Ring:
     intra: Link | None = None
     inter: Link | None = None
     curves: tuple[CollectiveCurve, ...] = ()
+    launch: float = 0.0
+    lines: dict[CollectiveKind, tuple[Line, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 def ring(cluster: Cluster, members: tuple[int, ...], busy: tuple[int, ...]) -> Ring:
@@ -45,16 +67,21 @@ def ring(cluster: Cluster, members: tuple[int, ...], busy: tuple[int, ...]) -> R
     Args:
         cluster: The device graph.
         members: Devices of the group.
-        busy: Devices of the whole mesh: those on one node share its NIC.
+        busy: Devices of the whole mesh: those on one node share its NICs, those behind one host
+            bridge the way to the others.
     """
     if len(members) == 1:
         return Ring(1)
-    on_node = Counter(cluster.devices[device].node for device in members)
-    sharing = Counter(cluster.devices[device].node for device in busy)
-    intra, inter = _slowest(cluster, members, sharing)
-    curves = tuple(curve for curve in cluster.curves if curve.ranks == len(members))
+    devices = cluster.devices
+    on_node = Counter([devices[member].node for member in members])
     per_node = max(on_node.values())
-    return Ring(len(members), per_node, len(on_node), intra, inter, curves)
+    intra, inter = _slowest(cluster, members, on_node, busy)
+    if inter is not None:
+        inter = _scaled(inter, 1 / per_node)
+    curves = tuple(curve for curve in cluster.curves if curve.ranks == len(members))
+    return Ring(
+        len(members), per_node, len(on_node), intra, inter, curves, _launch(cluster, members)
+    )
 
 
 def seconds(kind: CollectiveKind, size: float, group: Ring) -> float:
@@ -64,15 +91,14 @@ def seconds(kind: CollectiveKind, size: float, group: Ring) -> float:
     for curve in group.curves:
         if curve.kind == kind:
             return curve.seconds(size)
-    if group.nodes == 1 or group.intra is None:
-        link = group.intra if group.nodes == 1 else group.inter
-        assert link is not None
-        return _flat(kind, size, group.ranks, link)
-    assert group.inter is not None
-    # In an all-to-all a node's members exchange only what the node's own ranks hold.
-    held = size / group.nodes if kind == "all_to_all" else size
-    inside = _flat(kind, held, group.per_node, group.intra)
-    return inside + _flat(kind, size / group.per_node, group.nodes, group.inter)
+    lines = group.lines.get(kind)
+    if lines is None:
+        lines = group.lines[kind] = _lines(kind, group)
+    best = float("inf")
+    for fixed, per_byte in lines:
+        if (taken := fixed + per_byte * size) < best:
+            best = taken
+    return best
 
 
 def point_to_point(
@@ -81,7 +107,8 @@ def point_to_point(
     """Seconds until `target` holds `size` bytes that `source` holds.
 
     The ranks are cut into as many parallel streams as the smaller side has ranks; streams that
-    leave or enter one node share its NIC.
+    leave or enter one node share its NICs, each stream has one of them at most, and streams that
+    leave or enter one host bridge share its link.
 
     Args:
         cluster: The device graph.
@@ -99,55 +126,217 @@ def point_to_point(
     curve = next((c for c in cluster.curves if c.kind == "p2p"), None)
     if curve is not None:
         return curve.seconds(size / streams)
-    crossing = [pair for pair in pairs if _crosses(cluster, *pair)]
-    leaving = Counter(cluster.devices[a].node for a, _ in crossing)
-    coming = Counter(cluster.devices[b].node for _, b in crossing)
+    ends = [(_port(cluster, a, b), _port(cluster, b, a)) for a, b in pairs]
+    leaving, coming = Counter([end[0] for end in ends]), Counter([end[1] for end in ends])
     worst = 0.0
-    for a, b in pairs:
+    for (a, b), (out, into) in zip(pairs, ends, strict=True):
         link = cluster.link(a, b)
-        on_nic = max(leaving[cluster.devices[a].node], coming[cluster.devices[b].node])
-        shared = on_nic if _crosses(cluster, a, b) else 1
-        worst = max(worst, link.latency + size / streams * shared / link.bandwidth)
-    return worst
+        speed = link.speed / max(leaving[out], coming[into], link.nics)
+        if link.fabric != "switch":
+            speed *= _inside(link, 2, cluster.node_sizes[cluster.devices[a].node])
+        worst = max(worst, link.latency + size / streams / speed)
+    return worst + _launch(cluster, source + target)
 
 
-def _flat(kind: CollectiveKind, size: float, ranks: int, link: Link) -> float:
-    if ranks == 1:
-        return 0.0
-    share = (ranks - 1) / ranks
+def _lines(kind: CollectiveKind, group: Ring) -> tuple[Line, ...]:
+    """Seconds of the algorithms of a collective."""
+    share = (group.ranks - 1) / group.ranks
     if kind == "all_to_all":
-        return (ranks - 1) * link.latency + share * size / ranks / link.bandwidth
-    passes = _PASSES.get(kind, 1)
-    rounds = ceil(log2(ranks))
-    by_ring = (ranks - 1) * link.latency + share * size / link.bandwidth
-    by_tree = rounds * link.latency + rounds * size / link.bandwidth
-    return passes * min(by_ring, by_tree)
+        found = [_exchange(group)]
+    elif kind in {"all_gather", "reduce_scatter"}:
+        found = [_around(1, share, group)]
+    elif kind == "all_reduce":
+        found = [_around(2, share, group), _down(2, group), *_by_switch(group)]
+    else:
+        found = [_around(1, 1.0, group), _down(1, group)]
+    return tuple((group.launch + fixed, per_byte) for fixed, per_byte in found)
+
+
+def _around(passes: int, sent: float, group: Ring) -> Line:
+    """Passes of a ring in each of which a rank sends so much of the tensor."""
+    steps = 0.0
+    if group.intra is not None:
+        steps = (group.ranks - group.nodes) * group.intra.latency
+    if group.inter is not None:
+        steps += (group.nodes - 1) * group.inter.latency
+    return passes * steps, passes * sent / _speed(group, group.nodes - 1)
+
+
+def _down(passes: int, group: Ring) -> Line:
+    """Passes of a tree: along a chain inside each node, in log2 steps over the nodes."""
+    return passes * _tree_steps(group), passes / _speed(group, 2 * _rounds(group.nodes))
+
+
+def _by_switch(group: Ring) -> tuple[Line, ...]:
+    """An all-reduce in which switches add up where they can, and a tree or ring does elsewhere."""
+    intra, inter = group.intra, group.inter
+    if not ((intra and intra.reduces) or (inter and inter.reduces)):
+        return ()
+    inside = between = float("inf")
+    steps = 2 * _tree_steps(group)
+    if intra is not None and intra.reduces:
+        inside = intra.speed * SWITCH_SHARE
+        steps -= 2 * (group.per_node - 2) * intra.latency
+    elif intra is not None:
+        inside = intra.speed / 2 * group.per_node / (group.per_node - 1)
+    if inter is not None and inter.reduces:
+        between = inter.speed * group.per_node * SWITCH_SHARE
+        steps -= 2 * (_rounds(group.nodes) - 1) * inter.latency
+    elif inter is not None:
+        between = _between(group, inter, 2 * _rounds(group.nodes)) / 2
+        between *= group.nodes / (group.nodes - 1)
+    return ((steps, 1 / min(inside, between)),)
+
+
+def _exchange(group: Ring) -> Line:
+    """An all-to-all: each rank sends 1/n of what it holds to every other, all at the same time."""
+    piece = 1 / group.ranks / group.ranks / EXCHANGE_SHARE
+    steps = inside = between = 0.0
+    if group.intra is not None:
+        steps = (group.per_node - 1) * group.intra.latency
+        inside = (group.per_node - 1) * piece / group.intra.speed
+    if group.inter is not None:
+        steps += (group.nodes - 1) * group.inter.latency
+        between = (group.ranks - group.per_node) * piece / group.inter.speed
+    return steps, max(inside, between)
+
+
+def _speed(group: Ring, steps: int) -> float:
+    """Bytes/s of the slowest link of a group, over all channels, with so many steps over nodes."""
+    if group.inter is None:
+        assert group.intra is not None
+        return group.intra.speed
+    between = _between(group, group.inter, steps)
+    return between if group.intra is None else min(group.intra.speed, between)
+
+
+def _between(group: Ring, inter: Link, steps: int) -> float:
+    """Bytes/s between nodes of all members of one together.
+
+    Of K chunks the last arrives after K + steps - 1 of the times that one takes; K is 1 / fill.
+    """
+    return inter.speed * group.per_node / (1.0 + inter.fill * steps)
+
+
+def _tree_steps(group: Ring) -> float:
+    steps = 0.0
+    if group.intra is not None:
+        steps = (group.per_node - 1) * group.intra.latency
+    if group.inter is not None:
+        steps += _rounds(group.nodes) * group.inter.latency
+    return steps
+
+
+def _rounds(nodes: int) -> int:
+    """log2, rounded up."""
+    return (nodes - 1).bit_length()
+
+
+def _launch(cluster: Cluster, members: tuple[int, ...]) -> float:
+    if len(cluster.kinds) == 1:
+        return cluster.kinds[0].collective_launch
+    return max(cluster.kind(device).collective_launch for device in members)
 
 
 def _crosses(cluster: Cluster, a: int, b: int) -> bool:
     return cluster.devices[a].node != cluster.devices[b].node
 
 
+def _port(cluster: Cluster, a: int, b: int) -> tuple[int, int]:
+    """What a message from `a` to `b` leaves by: its node, its host bridge, or itself alone."""
+    node = cluster.devices[a].node
+    if _crosses(cluster, a, b):
+        return node, -1
+    if _crosses_bridge(cluster, a, b):
+        return node, -2 - cluster.bridge(a)
+    return -1, a
+
+
+def _crosses_bridge(cluster: Cluster, a: int, b: int) -> bool:
+    """Whether two devices of a node, without a link of their own, are behind different bridges."""
+    node = cluster.nodes[cluster.devices[a].node]
+    if not node.bridge or cluster.link(a, b) is not node.intra:
+        return False
+    return cluster.bridge(a) != cluster.bridge(b)
+
+
+def _inside(link: Link, ranks: int, devices: int) -> float:
+    """Share of a device's bandwidth that joins it to its group of a node's devices."""
+    if link.fabric == "switch" or ranks >= devices:
+        return 1.0
+    if link.fabric == "mesh":
+        return (ranks - 1) / (devices - 1)
+    return log2(ranks) / log2(devices)
+
+
+def _scaled(link: Link, share: float) -> Link:
+    if share == 1.0:
+        return link
+    return Link(
+        link.bandwidth * share,
+        link.latency,
+        link.name,
+        link.efficiency,
+        1,
+        link.reduces,
+        link.fabric,
+        link.fill,
+    )
+
+
 def _slowest(
-    cluster: Cluster, members: tuple[int, ...], sharing: Counter[int]
+    cluster: Cluster, members: tuple[int, ...], on_node: Counter[int], busy: tuple[int, ...]
 ) -> tuple[Link | None, Link | None]:
-    """The slowest link inside a node, and the slowest share of a NIC between nodes.
+    """The slowest link inside a node, and the group's slowest share of a node's NICs.
 
     Neighbours in rank order decide (a ring uses no other pairs), which is exact for links that
     belong to nodes and takes linear time.
     """
+    devices = cluster.devices
+    sharing = Counter([devices[device].node for device in busy])
     intra: Link | None = None
     inter: Link | None = None
-    closed = (*members[1:], members[0])
-    for a, b in zip(members, closed, strict=True):
-        link = cluster.link(a, b)
-        if not _crosses(cluster, a, b):
-            if intra is None or link.bandwidth < intra.bandwidth:
-                intra = link
+    seen: set[tuple[int, int]] = set()
+    # Where no pair has a link of its own, all pairs of two nodes are alike.
+    alike = not cluster.overrides
+    for a, b in zip(members, (*members[1:], members[0]), strict=True):
+        nodes = devices[a].node, devices[b].node
+        if nodes in seen:
             continue
-        node_a, node_b = cluster.devices[a].node, cluster.devices[b].node
-        streams = max(sharing[node_a], sharing[node_b])
-        share = Link(link.bandwidth / streams, link.latency, link.name)
-        if inter is None or share.bandwidth < inter.bandwidth:
-            inter = share
+        link = cluster.link(a, b)
+        if nodes[0] != nodes[1]:
+            share = min(on_node[node] / max(sharing[node], link.nics) for node in nodes)
+            link = _scaled(link, share)
+            inter = link if inter is None or link.speed < inter.speed else inter
+        else:
+            share = _inside(link, on_node[nodes[0]], cluster.node_sizes[nodes[0]])
+            if bridged := cluster.nodes[nodes[0]].bridge:
+                share /= _groups_at_bridge(cluster, (a, b), members, busy)
+            link = _scaled(link, share)
+            intra = link if intra is None or link.speed < intra.speed else intra
+            if bridged:
+                continue
+        if alike:
+            seen.add(nodes)
     return intra, inter
+
+
+def _groups_at_bridge(
+    cluster: Cluster, edge: tuple[int, int], members: tuple[int, ...], busy: tuple[int, ...]
+) -> float:
+    """Groups that go through the busier of the host bridges at the ends of a ring's edge.
+
+    An edge between two devices of one bridge is not shared. However many of its members are behind
+    a bridge, a ring enters and leaves it once.
+    """
+    most = 1.0
+    if not _crosses_bridge(cluster, *edge):
+        return most
+    for end in edge:
+        place = cluster.devices[end].node, cluster.bridge(end)
+        there = [
+            sum((cluster.devices[d].node, cluster.bridge(d)) == place for d in group)
+            for group in (busy, members)
+        ]
+        most = max(most, there[0] / there[1])
+    return most

@@ -8,12 +8,9 @@ from rlplace.cluster.catalogue import (
     ALIASES,
     DEVICE_KINDS,
     ENTRIES,
-    default_links,
     device_kind,
-    named_link,
-    network_link,
-    node_link,
 )
+from rlplace.cluster.links import default_links
 from rlplace.errors import InputError
 from rlplace.units import GIB
 
@@ -31,6 +28,9 @@ def test_figures_are_sane(name: str) -> None:
     assert kind.peak_flops.get("fp8", 1e18) > kind.peak_flops["fp16"]
     assert 0.4 < kind.max_efficiency <= 0.95
     assert entry.source
+    assert 30 <= kind.sms <= 304
+    assert 12e9 < kind.host_bandwidth < 450e9
+    assert 0.0 < kind.collective_launch < 1e-3
 
 
 @pytest.mark.parametrize("name", ["V100-16", "V100-32", "T4", "2080Ti-11"])
@@ -42,6 +42,8 @@ def test_datasheet_figures_of_an_a100() -> None:
     kind = device_kind("A100-80")
     assert kind.peak_flops["bf16"] == 312e12
     assert kind.bandwidth == 2039e9
+    assert kind.sms == 108
+    assert 25.5e9 < kind.host_bandwidth < 26.5e9, "25.5-26.2 GB/s measured"
     inside, outside = default_links("A100-80")
     assert inside.bandwidth == 300e9, "NVLink 600 GB/s is 300 GB/s a direction"
     assert outside.bandwidth == 200e9, "eight NICs of 200 Gb/s"
@@ -60,26 +62,3 @@ def test_unknown_kind_names_the_nearest(wrong: str, nearest: str) -> None:
     with pytest.raises(InputError, match="not a device kind") as caught:
         device_kind(wrong)
     assert nearest in str(caught.value.nearest)
-
-
-def test_links_by_name() -> None:
-    assert network_link("ib3200").bandwidth == 400e9
-    assert network_link("eth25").bandwidth == 3.125e9
-    assert node_link("pcie", "H100-80").bandwidth == 63e9
-    assert named_link("nvlink", ["V100-16", "A100-40"]).bandwidth == 150e9
-    assert network_link("eth25").latency > network_link("ib200").latency
-
-
-@pytest.mark.parametrize("name", ["ib", "ib0", "ethernet", "200", "eth-5", ""])
-def test_unknown_link(name: str) -> None:
-    with pytest.raises(InputError, match="is not a link"):
-        network_link(name)
-
-
-def test_links_in_the_wrong_place() -> None:
-    with pytest.raises(InputError, match="joins devices of a node"):
-        network_link("pcie")
-    with pytest.raises(InputError, match="joins nodes"):
-        node_link("ib200", "A100-80")
-    with pytest.raises(InputError, match="T4 has no NVLink"):
-        node_link("nvlink", "T4")

@@ -16,7 +16,7 @@ from rlplace.cluster.load import (
     read_cluster,
     save_cluster,
 )
-from rlplace.cluster.types import Cluster
+from rlplace.cluster.types import Cluster, Link
 from rlplace.errors import InputError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "configs" / "cluster").glob("*.yaml"))
@@ -81,6 +81,62 @@ def test_every_kind_roundtrips(kind: str, tmp_path: Path) -> None:
 )
 def test_short_forms_roundtrip(text: str, tmp_path: Path) -> None:
     roundtrip(parse_cluster(text), tmp_path / "cluster.yaml")
+
+
+FABRIC = """\
+kinds:
+  - name: own
+    memory: 24 GiB
+    peak_flops: {fp16: 1 PFLOP/s}
+    bandwidth: 1 TB/s
+    sms: 120
+    half_depth: 64
+    attention_efficiency: 0.4
+    host_bandwidth: 26 GB/s
+    collective_launch: 0.00003
+nodes:
+  - count: 2
+    devices: {own: 8}
+    intra: {bandwidth: 400 GB/s, latency: 3 us, efficiency: 0.8, reduces: true, fabric: mesh}
+    nic: {bandwidth: 800 Gb/s, latency: 0.000005, efficiency: 0.9, nics: 4, fill: 0.3}
+    bridge: 4
+"""
+
+
+def test_what_links_and_hosts_are_like_roundtrips(tmp_path: Path) -> None:
+    cluster = roundtrip(read_cluster(FABRIC), tmp_path / "cluster.yaml")
+    intra, nic = cluster.nodes[1].intra, cluster.nodes[1].nic
+    assert intra == Link(400e9, 3e-6, efficiency=0.8, reduces=True, fabric="mesh")
+    assert nic == Link(100e9, 5e-6, efficiency=0.9, nics=4, fill=0.3)
+    assert [cluster.bridge(device) for device in (0, 3, 4, 8, 15)] == [0, 0, 1, 0, 1]
+    kind = cluster.kind(0)
+    assert (kind.sms, kind.half_depth, kind.attention_efficiency) == (120, 64.0, 0.4)
+    assert (kind.host_bandwidth, kind.collective_launch) == (26e9, 30e-6)
+
+
+def test_defaults_of_a_link_are_not_written(tmp_path: Path) -> None:
+    roundtrip(read_cluster(WHOLE), tmp_path / "cluster.yaml")
+    text = (tmp_path / "cluster.yaml").read_text()
+    assert not any(key in text for key in ("fabric", "nics", "reduces", "fill", "bridge: 0"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "rule"),
+    [
+        ("efficiency: 0.8", "efficiency: 1.5", ":14: nodes[0].intra.efficiency", "less than"),
+        ("efficiency: 0.8", "efficiency: 0", ":14: nodes[0].intra.efficiency", "greater than"),
+        ("nics: 4", "nics: 0", ":15: nodes[0].nic.nics", "greater than"),
+        ("fill: 0.3", "fill: -1", ":15: nodes[0].nic.fill", "greater than"),
+        ("reduces: true", "reduces: 1", ":14: nodes[0].intra.reduces", "boolean"),
+        ("fabric: mesh", "fabric: ring", ":14: nodes[0].intra.fabric", "'cube'"),
+        ("bridge: 4", "bridge: -4", ":16: nodes[0].bridge", "greater than"),
+        ("fill: 0.3", "fil: 0.3", ":15: nodes[0].nic.fil", "unknown key"),
+    ],
+)
+def test_errors_of_links_name_the_line(old: str, new: str, field: str, rule: str) -> None:
+    with pytest.raises(InputError, match=re.escape(rule)) as caught:
+        read_cluster(FABRIC.replace(old, new, 1), "lab.yaml")
+    assert field in caught.value.field
 
 
 def test_points_roundtrip(tmp_path: Path) -> None:

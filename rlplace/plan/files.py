@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rlplace.errors import InputError
-from rlplace.plan.orders import format_orders, parse_orders
+from rlplace.plan.orders import format_orders, parse_lane
 from rlplace.plan.types import Action, Plan
 
 FORMAT = 1
@@ -19,7 +19,7 @@ _ACTIONS: TypeAdapter[tuple[Action, ...]] = TypeAdapter(tuple[Action, ...])
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
-    """A plan as plain JSON data; the action lists of a lane as text (`parse_orders`)."""
+    """A plan as plain JSON data; the action lists of a lane as text (`parse_lane`)."""
     content = _ADAPTER.dump_python(plan, mode="json")
     content["orders"] = [format_orders([lane]) for lane in plan.orders]
     return {"format": FORMAT, "plan": content}
@@ -56,7 +56,7 @@ def _with_actions(content: Any, where: str) -> Any:
     lines = content["orders"]
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise InputError(f"{where}: orders", lines, "a text of actions for each lane", ["0F0 0B0"])
-    parsed = [_ACTIONS.dump_python(lane, mode="json") for lane in parse_orders("\n".join(lines))]
+    parsed = [_ACTIONS.dump_python(parse_lane(line), mode="json") for line in lines]
     return {**content, "orders": parsed}
 
 

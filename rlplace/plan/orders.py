@@ -38,11 +38,12 @@ def parse_orders(text: str) -> tuple[tuple[Action, ...], ...]:
     Raises:
         InputError: If a word is not an action.
     """
-    return tuple(
-        tuple(_action(word) for word in line.replace(",", " ").split())
-        for line in text.splitlines()
-        if line.strip()
-    )
+    return tuple(parse_lane(line) for line in text.splitlines() if line.strip())
+
+
+def parse_lane(text: str) -> tuple[Action, ...]:
+    """The actions of one lane, from one line of `parse_orders`."""
+    return tuple(_action(word) for word in text.replace(",", " ").split())
 
 
 def format_orders(orders: Lanes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from rlplace.errors import InputError
 from rlplace.plan.files import FORMAT, dump_plan, load_plan, parse_plan
 from rlplace.plan.testing import cluster, random_plan, round_kind, transformer
-from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
+from rlplace.plan.types import Action, GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import uniform_plan
 
 degrees = st.integers(1, 64)
@@ -23,6 +24,7 @@ ranks = st.lists(st.integers(0, 4096), max_size=8).map(tuple)
 meshes = st.builds(Mesh, ranks, degrees, degrees, degrees, degrees)
 stages = st.builds(Stage, degrees, degrees, meshes, st.lists(choices, max_size=4).map(tuple))
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
+actions = st.builds(Action, degrees, st.sampled_from(["F", "B", "W"]), degrees)
 plans = st.builds(
     Plan,
     st.lists(stages, max_size=3).map(tuple),
@@ -32,6 +34,7 @@ plans = st.builds(
     st.text(),
     graph_name=st.text(),
     source=st.dictionaries(st.text(), values, max_size=3),
+    orders=st.lists(st.lists(actions, max_size=4).map(tuple), max_size=3).map(tuple),
 )
 
 
@@ -57,6 +60,16 @@ def test_a_file_and_back(tmp_path: Path) -> None:
         plan.save(path)
         assert Plan.load(path) == plan
     assert [child.name for child in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_action_lists_are_short_texts() -> None:
+    orders = ((Action(0, "F", 0), Action(0, "B", 0)), (Action(1, "W", 2),))
+    plan = replace(_plan(), schedule="explicit", orders=orders)
+    assert dump_plan(plan)["plan"]["orders"] == ["0F0 0B0", "1W2"]
+    with pytest.raises(InputError, match="an action is a stage"):
+        parse_plan(_broken(orders=["0F0 F1"]))
+    with pytest.raises(InputError, match="a text of actions for each lane"):
+        parse_plan(_broken(orders=[["0F0"]]))
 
 
 def _broken(**changes: Any) -> dict[str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlplace.cluster.catalogue import DEVICE_KINDS
 from rlplace.cluster.types import Cluster, Link
+from rlplace.cost.analytic import AnalyticCost
+from rlplace.cost.types import GroupCost
 from rlplace.errors import InputError
-from rlplace.plan.schedules import in_flight
+from rlplace.plan.schedules import actions, in_flight
 from rlplace.plan.testing import (
     INTRA,
     NIC,
@@ -26,6 +29,7 @@ from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan, uniform_plan
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import Estimator, estimate, timeline
+from rlplace.simulate.types import Estimate
 
 _KIND = round_kind()
 _FREE = Link(1e30, 0.0)
@@ -35,8 +39,11 @@ _PAIR = Instance(_CHAIN, cluster([[_KIND] * 2], intra=_FREE), 8, optimizer="sgd"
 
 
 def _optimizer(params: int) -> float:
-    """Seconds of SGD under bf16-mixed: weight and master read and written, gradient read."""
-    return params * (2 * 2 + 2 + 2 * 4) / 1e12
+    """Seconds of SGD under bf16-mixed: weight and master read and written, gradient read.
+
+    Before that the gradient's norm is taken and it is clipped: two reads and a write of 2 bytes.
+    """
+    return params * (2 * 2 + 2 + 2 * 4 + 3 * 2) / 1e12
 
 
 def test_one_device_by_hand() -> None:
@@ -134,6 +141,108 @@ def test_micro_batches_in_flight(schedule: str, count: int) -> None:
         assert use.activations == held * each
 
 
+_OWNERS = {
+    "1f1b": (0, 1, 2, 3),
+    "zb-h1": (0, 1, 2, 3),
+    "interleaved": (0, 1, 2, 3, 0, 1, 2, 3),
+    "zb-v": (0, 1, 2, 3, 3, 2, 1, 0),
+}
+
+
+def _scheduled(name: str, count: int) -> tuple[Instance, Plan]:
+    """Eight equal groups on four devices as a schedule has them; 16 samples."""
+    instance = Instance(
+        chain([1e9] * 8, floats=1e6), cluster([[_KIND] * 4], intra=_FREE), 16, optimizer="sgd"
+    )
+    owner, each = _OWNERS[name], 8 // len(_OWNERS[name])
+    stages = tuple(
+        Stage(i * each, (i + 1) * each, Mesh((device,)), (GroupChoice(),) * each)
+        for i, device in enumerate(owner)
+    )
+    return instance, make_plan(instance, stages, count, name)
+
+
+@pytest.mark.parametrize("name", _OWNERS)
+@pytest.mark.parametrize("count", [4, 16])
+def test_memory_of_schedules_on_several_stages_a_device(name: str, count: int) -> None:
+    """The most that a device holds at one time, followed action by action."""
+    instance, plan = _scheduled(name, count)
+    found, saved = estimate(instance, plan), 16 // count * 2e6 * 2 * (8 // len(plan.stages))
+    for lane, use in zip(actions(plan), found.memory, strict=True):
+        held = most = 0
+        for action in lane:
+            held += action.kind == "F"
+            most = max(most, held)
+            held -= action.kind == ("W" if name.startswith("zb") else "B")
+        assert use.activations == most * saved
+    parts = [0.0] * 4
+    for index, device in enumerate(_OWNERS[name]):
+        parts[device] += found.stages[index].memory.activations
+    assert all(a >= b.activations for a, b in zip(parts, found.memory, strict=True))
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_interleaving_halves_the_bubble(count: int) -> None:
+    """The bubble of p - 1 micro-batches over the stages of a lane (arXiv 2104.04473)."""
+    plain, halved = (estimate(*_scheduled(name, count)) for name in ("1f1b", "interleaved"))
+    work = plain.critical.compute
+    assert plain.critical.bubble == pytest.approx(3 / count * work)
+    assert halved.critical.bubble == pytest.approx(3 / (2 * count) * work)
+    assert halved.critical.compute == pytest.approx(work)
+
+
+def test_zero_bubble_schedules_put_off_what_makes_gradients_of_parameters() -> None:
+    """With a third of the work in each of forward, input and parameter gradients."""
+    found = {}
+    for name in ("1f1b", "zb-h1", "zb-v"):
+        instance, plan = _scheduled(name, 16)
+        found[name] = Estimator(instance, _Weights(0.5)).estimate(plan).critical
+    third = found["1f1b"].compute / 16 / 3
+    assert found["1f1b"].bubble == pytest.approx(3 * 3 * third)
+    assert found["zb-h1"].bubble == pytest.approx(3 * third)
+    assert found["zb-v"].bubble == pytest.approx(3 * third / 2)
+
+
+@dataclass
+class _Weights(AnalyticCost):
+    """Groups of which a part of the backward makes gradients of parameters, in the words of a test.
+
+    Args:
+        share: That part.
+        step: Bytes that come and go while the optimizer steps.
+    """
+
+    share: float = 0.0
+    step: float = 0.0
+
+    def __init__(self, share: float, step: float = 0.0) -> None:
+        super().__init__()
+        self.share, self.step = share, step
+
+    def group(self, *args: Any) -> GroupCost:
+        cost = super().group(*args)
+        part = self.share * cost.backward
+        return replace(cost, weight_backward=part, optimizer_transient=self.step)
+
+
+def test_lists_of_ones_own_are_estimated_as_the_schedule_they_spell() -> None:
+    instance, plan = _scheduled("zb-v", 16)
+    own = replace(plan, schedule="explicit", orders=actions(plan))
+    assert estimate(instance, own) == estimate(instance, plan)
+
+
+def test_the_phase_of_the_peak() -> None:
+    instance, plan = _scheduled("1f1b", 16)
+    found = estimate(instance, plan)
+    assert found.peak_phase == tuple(f"backward of micro-batch 0 (stage {s})" for s in range(4))
+    one = estimate(_PAIR, uniform_plan(_PAIR, devices=(0,)))
+    assert one.peak_phase == ("backward of micro-batch 0 (stage 0)", "")
+    stepping = Estimator(instance, _Weights(0.0, step=1e9)).estimate(plan)
+    assert stepping.peak_phase == ("optimizer",) * 4
+    for use, before in zip(stepping.memory, found.memory, strict=True):
+        assert use == replace(before, activations=0.0, logits=0.0, transient=2e9)
+
+
 def test_activations_are_linear_in_the_samples() -> None:
     held = []
     for batch in (4, 8, 12):
@@ -227,6 +336,13 @@ def test_no_plan_beats_the_bound_or_the_peak(name: str) -> None:
             assert found.step_time >= least * (1 - 1e-9)
             assert 0.0 < found.mfu <= 1.0 + 1e-9
             assert all(0.0 <= stage.idle <= 1.0 for stage in found.stages)
+            assert found.critical.total == pytest.approx(found.step_time)
+            assert min(astuple(found.critical)) >= -1e-9 * found.step_time
+            assert all(bool(phase) == (size > 0) for phase, size in _phases(found))
+
+
+def _phases(found: Estimate) -> list[tuple[str, float]]:
+    return list(zip(found.peak_phase, found.peak_memory, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(_CLUSTERS))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Affine, Edge, Group, OpGraph, Structure, Work
+from rlplace.plan.schedules import lane_orders
 from rlplace.plan.testing import cluster, round_kind
 from rlplace.plan.types import Instance
-from rlplace.simulate.stages import boundaries, boundary_bytes, exposed_reduce
+from rlplace.simulate.orders import orders
+from rlplace.simulate.stages import Bucket, boundaries, boundary_bytes, buckets, exposed_reduce
+from rlplace.simulate.timeline import LAST, REDUCED, Durations, simulate
 
 
 def _group(backward: float, reduce: float, hidden: float = 1.0) -> GroupCost:
@@ -31,7 +37,37 @@ def test_only_the_share_that_may_hide_hides() -> None:
     assert exposed_reduce([_group(9, 0, 0.75), _group(2, 4, 0.75)]) == pytest.approx(1.0)
 
 
+def test_a_bucket_is_ready_when_its_group_is_done() -> None:
+    groups = [_group(3, 1), _group(2, 0), _group(1, 4, 0.5)]
+    assert buckets(groups) == (Bucket(2.0, 1 / 6, 1.0), Bucket(1.0, 1.0, 1.0))
+    apart = [replace(group, weight_backward=w) for group, w in zip(groups, (1, 0, 3), strict=True)]
+    assert [bucket.ready_apart for bucket in buckets(apart)] == [0.75, 1.0]
+
+
 costs = st.builds(_group, st.floats(0, 10), st.floats(0, 10), st.floats(0, 1))
+
+
+@given(st.lists(costs, min_size=1, max_size=8))
+def test_the_events_say_the_same(groups: list[GroupCost]) -> None:
+    """What the simulator makes of the buckets of a stage alone."""
+    own = buckets(groups)
+    backward = sum(group.backward for group in groups)
+    durations = Durations(
+        seconds=np.array([1.0, backward, backward, 0.0]),
+        transfer=np.zeros(0),
+        optimizer=np.zeros(1),
+        bucket_first=np.array([0, len(own)]),
+        bucket_seconds=np.array([bucket.seconds for bucket in own]),
+        bucket_ready=np.array([bucket.ready for bucket in own]),
+        late=np.array([sum((1.0 - group.hidden) * group.reduce for group in groups)]),
+        joint_one=np.zeros(0, np.int64),
+        joint_other=np.zeros(0, np.int64),
+        joint_seconds=np.zeros(0),
+        cores=np.zeros(1, np.int64),
+    )
+    tails = simulate(orders(lane_orders("1f1b", (0,), 2)), durations).tails
+    found = tails[REDUCED, 0] - tails[LAST, 0]
+    assert found == pytest.approx(exposed_reduce(groups), rel=1e-9, abs=1e-9)
 
 
 @given(st.lists(costs, min_size=1, max_size=8))

@@ -1,0 +1,127 @@
+"""From rows to plans and estimates: cuts, what is redone, shared instances, problems."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from benchmarks.fidelity_tables import workloads
+from benchmarks.fidelity_tables.types import ClusterSpec, GraphSpec, Measured, Row, Workload
+from benchmarks.fidelity_tables.workloads import (
+    cluster_of,
+    counted_ends,
+    estimate_row,
+    flops_blocks,
+    layers_of,
+    make_plan,
+    memory_of,
+)
+from rlplace.cluster.types import Cluster
+from rlplace.errors import InputError
+from rlplace.graph.types import OpGraph
+from rlplace.plan.testing import transformer
+from rlplace.plan.types import Instance
+from rlplace.simulate.estimate import Estimator
+
+
+@pytest.fixture
+def instance() -> Instance:
+    return Instance(transformer(6), Cluster.parse("8xA100-80"), 16)
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> Row:
+    """A row whose graph needs no capture."""
+
+    @cache
+    def graph_of(spec: GraphSpec) -> OpGraph:
+        return transformer(dict(spec.shape)["layers"])  # type: ignore[arg-type]  # an int here
+
+    monkeypatch.setattr(workloads, "graph_of", graph_of)
+    workloads.estimator_of.cache_clear()
+    graph = GraphSpec("gpt", (("layers", 6),))
+    workload = Workload(graph, ClusterSpec("A100-80", 8), 16, "bf16-mixed", "unheard-of")
+    plan = {"pp": 2, "tp": 2, "dp_replicate": 2, "micro_batch": 1}
+    return Row("t", 1, {}, workload, plan, Measured(1.0, 2e9, "driver"), ("g",))
+
+
+def test_groups_belong_to_layers_and_to_the_ends(instance: Instance) -> None:
+    assert layers_of(instance.graph) == [-1, *(n for n in range(6) for _ in range(2)), 6]
+
+
+def test_a_stage_ends_with_the_block_that_passes_its_share(instance: Instance) -> None:
+    graph = instance.graph
+    loads = [graph.structure(group.index).work.flops(1) for group in graph.groups]
+    (cut,) = flops_blocks(graph, 2)
+    assert layers_of(graph)[cut] != layers_of(graph)[cut - 1]
+    assert sum(loads[:cut]) > sum(loads) / 2 >= sum(loads[: cut - 2])
+
+
+def test_more_stages_than_blocks_are_refused(instance: Instance) -> None:
+    with pytest.raises(InputError, match="more stages"):
+        flops_blocks(instance.graph, 8)
+
+
+def test_embedding_and_head_count_as_a_layer_each(instance: Instance) -> None:
+    # 6 layers and 2 ends on 4 stages: two blocks each.
+    owners = layers_of(instance.graph)
+    assert [owners[cut] for cut in counted_ends(instance.graph, 4)] == [1, 3, 5]
+
+
+def test_every_second_layer_is_redone(instance: Instance) -> None:
+    plan = make_plan(instance, {"recompute": "full", "every": 2})
+    owners = layers_of(instance.graph)
+    for owner, choice in zip(owners, plan.stages[0].choices, strict=True):
+        assert (choice.recompute == "none") == (owner % 2 == 1)
+
+
+def test_a_stage_is_redone_as_one(instance: Instance) -> None:
+    plan = make_plan(instance, {"pp": 2, "recompute": "full", "joined": True})
+    for stage in plan.stages:
+        modes = [choice.recompute for choice in stage.choices]
+        assert modes == ["full", *["joined"] * (len(modes) - 1)]
+
+
+def test_a_row_is_estimated_and_its_instance_shared(row: Row) -> None:
+    found = estimate_row(row)
+    assert not found.problem
+    assert found.feasible
+    assert found.step_time > 0.0
+    assert found.memory == pytest.approx(
+        sum(v for name, v in found.details.items() if name.startswith("memory_"))
+    )
+    before = workloads.estimator_of.cache_info().misses
+    again = estimate_row(replace(row, plan=row.plan | {"micro_batch": 2}))
+    assert workloads.estimator_of.cache_info().misses == before
+    assert again.step_time != found.step_time
+
+
+def test_the_quickest_try_that_fits_is_taken(row: Row) -> None:
+    plan = {name: value for name, value in row.plan.items() if name != "micro_batch"}
+    chosen = estimate_row(replace(row, plan=plan, tries=(1, 2, 3, 4)))
+    times = [
+        estimate_row(replace(row, plan=row.plan | {"micro_batch": size})).step_time
+        for size in (1, 2, 4)
+    ]
+    assert chosen.step_time == min(times)
+
+
+def test_what_cannot_be_asked_is_a_problem(row: Row) -> None:
+    unknown = estimate_row(replace(row, plan=row.plan | {"wishful": True}))
+    assert unknown.problem == "uniform_plan has no wishful"
+    illegal = estimate_row(replace(row, plan=row.plan | {"micro_batch": 3}))
+    assert "micro_batch" in illegal.problem
+
+
+def test_memory_counts_what_the_figure_counts(instance: Instance) -> None:
+    estimate = Estimator(instance).estimate(make_plan(instance, {"micro_batch": 1}))
+    driver, tensors = (memory_of(estimate, kind) for kind in ("driver", "allocated"))
+    assert driver == max(estimate.peak_memory)
+    assert tensors == pytest.approx(driver - estimate.memory[0].reserve)
+    assert 0.0 < memory_of(estimate, "activations") < tensors
+
+
+def test_a_part_of_a_host_and_a_slow_network() -> None:
+    assert len(cluster_of(ClusterSpec("A100-80", 4)).nodes) == 1
+    slow = cluster_of(ClusterSpec("V100-16", 16, 8, "eth10", 0.05))
+    assert [node.nic and node.nic.latency for node in slow.nodes] == [0.05, 0.05]

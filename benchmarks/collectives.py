@@ -111,8 +111,8 @@ def fit(found: Sequence[Case]) -> dict[tuple[str, str], float]:
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         constants = dict(zip(names, np.exp(logs), strict=True))
-        logs_off: np.ndarray = np.log(np.array(predict(rows, constants)) / measured)
-        return weights * logs_off / 0.1
+        off: np.ndarray = weights * np.log(np.array(predict(rows, constants)) / measured) / 0.1
+        return off
 
     solution = least_squares(residuals, np.log(start), loss="soft_l1", x_scale=0.1)
     return {name: float(value) for name, value in zip(names, np.exp(solution.x), strict=True)}

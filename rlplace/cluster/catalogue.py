@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlplace.cluster.calibrated import calibrated_kind
 from rlplace.cluster.types import DeviceKind, Fabric
 from rlplace.errors import InputError, nearest_names
 from rlplace.units import GIB
@@ -95,7 +96,9 @@ def _entry(
         host_bandwidth=(chip_to_chip * 1e9 or PCIE[pcie]) * HOST_SHARE,
         collective_launch=COLLECTIVE_LAUNCH,
     )
-    return CatalogueEntry(kind, nvlink * 1e9, pcie, nic, source, fabric, reduces, peers)
+    return CatalogueEntry(
+        calibrated_kind(kind), nvlink * 1e9, pcie, nic, source, fabric, reduces, peers
+    )
 
 
 def _tensor(fp32: float, tf32: float, half: float, fp8: float = 0.0) -> dict[str, float]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rlplace.cluster.calibrated import calibrated_link
 from rlplace.cluster.catalogue import PCIE, catalogue_entry
 from rlplace.cluster.types import Link
 from rlplace.errors import InputError, nearest_names
@@ -83,14 +84,9 @@ def network_link(name: str) -> Link:
         raise InputError("link", name, "joins devices of a node, not nodes", "ib200, eth25")
     own = LINK_KINDS[family]
     nics = 1 if family == "eth" else next((n for least, n in NICS if gigabits >= least), 1)
-    return Link(
-        gigabits * 1e9 / 8,
-        own.latency,
-        name.lower(),
-        own.efficiency,
-        nics,
-        fill=own.fill,
-    )
+    bandwidth = gigabits * 1e9 / 8
+    link = Link(bandwidth, own.latency, name.lower(), own.efficiency, nics, fill=own.fill)
+    return calibrated_link(link)
 
 
 def node_link(name: str, kind: str) -> Link:
@@ -112,15 +108,17 @@ def node_link(name: str, kind: str) -> Link:
         raise InputError("link", name, rule, "pcie, or a pairwise override in a cluster file")
     own = LINK_KINDS[family]
     if family == "pcie":
-        efficiency = own.efficiency * (1.0 if entry.peers else STAGED)
-        return Link(PCIE[entry.pcie], own.latency, family, efficiency)
-    return Link(
-        entry.nvlink / 2,
-        own.latency,
-        family,
-        own.efficiency,
-        reduces=entry.reduces,
-        fabric=entry.fabric,
+        link = calibrated_link(Link(PCIE[entry.pcie], own.latency, family, own.efficiency))
+        return link if entry.peers else replace(link, efficiency=link.efficiency * STAGED)
+    return calibrated_link(
+        Link(
+            entry.nvlink / 2,
+            own.latency,
+            family,
+            own.efficiency,
+            reduces=entry.reduces,
+            fabric=entry.fabric,
+        )
     )
 
 

@@ -125,7 +125,8 @@ def describe_assumptions(cluster: Cluster) -> tuple[str, ...]:
         if link in usual:
             speed = f"{link.bandwidth / 1e9:g} GB/s a direction"
             latency = f"{format_seconds(link.latency)} a message"
-            lines.append(f"link {where}: {link.name}, {speed}, {latency}")
+            reached = f"{link.efficiency:.0%} of it in large collectives"
+            lines.append(f"link {where}: {link.name}, {speed}, {reached}, {latency}")
     return tuple(lines)
 
 

@@ -1,6 +1,8 @@
 """A cost model from measured tables, with a reader for each public form."""
 
+from rlplace.cost.profiled.aceso import read_aceso, read_aceso_curves
 from rlplace.cost.profiled.cost import ProfiledCost
+from rlplace.cost.profiled.galvatron import read_galvatron, read_galvatron_curves
 from rlplace.cost.profiled.graph import profile_graph
 from rlplace.cost.profiled.network import BandwidthFit, ClusterNetwork, FittedNetwork, Network
 from rlplace.cost.profiled.sailor import read_sailor, read_sailor_network, sailor_cluster
@@ -16,6 +18,10 @@ __all__ = [
     "Profile",
     "ProfiledCost",
     "profile_graph",
+    "read_aceso",
+    "read_aceso_curves",
+    "read_galvatron",
+    "read_galvatron_curves",
     "read_sailor",
     "read_sailor_network",
     "sailor_cluster",

@@ -13,13 +13,13 @@ of its tp group. Read from a folder of CSV files:
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlplace.cluster.types import Cluster, Device, DeviceKind, Link, Node
 from rlplace.cost.profiled.network import BandwidthFit, FittedNetwork
+from rlplace.cost.profiled.rows import read_rows
 from rlplace.cost.profiled.types import LayerPoint, LayerTable, Profile
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Affine
@@ -43,11 +43,11 @@ def read_sailor(folder: str | Path, model: str) -> Profile:
     source = Path(folder)
     times: _Times = {
         (row["gpu"], int(row["tp"]), int(row["layer"]), int(row["micro_batch"])): row
-        for row in _rows(source / "layer_times.csv", model)
+        for row in read_rows(source / "layer_times.csv", {"model": model})
     }
     memory = {
         (int(row["layer"]), int(row["tp"])): row
-        for row in _rows(source / "layer_memory.csv", model)
+        for row in read_rows(source / "layer_memory.csv", {"model": model})
     }
     count = 1 + max(layer for _, _, layer, _ in times)
     places = {(gpu, tp) for gpu, tp, _, _ in times}
@@ -93,7 +93,7 @@ def read_sailor_network(folder: str | Path, zone: str = "us-central1-a") -> Fitt
         InputError: If the file is missing.
     """
     fits = {}
-    for row in _rows(Path(folder) / "network_fits.csv"):
+    for row in read_rows(Path(folder) / "network_fits.csv"):
         if row["send_zone"] == row["recv_zone"] == zone:
             key = (row["send_gpu"], int(row["send_gpus"]), row["recv_gpu"], int(row["recv_gpus"]))
             fits[key] = BandwidthFit(*(float(row[name]) for name in ("c2", "c1", "c0")))
@@ -126,19 +126,3 @@ def sailor_cluster(folder: str | Path, nodes: Sequence[tuple[str, int]]) -> Clus
     owners = [(index, name) for index, (name, count) in enumerate(nodes) for _ in range(count)]
     devices = tuple(Device(rank, name, node) for rank, (node, name) in enumerate(owners))
     return Cluster(devices, hosts, kinds, name="Sailor")
-
-
-def _rows(path: Path, model: str | None = None) -> Iterator[dict[str, str]]:
-    """Rows of a file, of one model."""
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise InputError("profile", str(path), f"cannot be read ({error.strerror})") from error
-    if model is not None:
-        models = sorted({row["model"] for row in rows})
-        if model not in models:
-            rule = f"{path.name} has no such model"
-            raise InputError("model", model, rule, nearest_names(model, models) or models)
-        rows = [row for row in rows if row["model"] == model]
-    yield from rows

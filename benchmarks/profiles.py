@@ -1,0 +1,330 @@
+"""Estimates from the published profiles of other planners, beside what was measured.
+
+Reads ../shared/data/profiles and says so where it is absent. Run from the root of the repository:
+
+    python -m benchmarks.profiles [--rows]
+
+- Sailor: its measured plans, with its layer profiles and network fits loaded; beside it the errors
+  of Sailor's own simulator. Rows that its table calls suspect are left out of the times.
+- Aceso: GPT on V100, with its op profile loaded. The plan of 350M on one GPU is published, and is
+  estimated exactly; those of the larger models are not, so that the best plan of a small sweep
+  (degrees, micro-batch, what is recomputed, stages balanced by time) stands beside the measured
+  time of the best that Aceso found: above it, as far as Aceso's plans are finer.
+- Galvatron: its published plan of llama2-7b on 8 GPUs with its own profile loaded, beside the cost
+  that Galvatron gives its best plan at that memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rlplace.cluster.types import Cluster, Device, DeviceKind, Link, Node
+from rlplace.cost.profiled import (
+    Profile,
+    ProfiledCost,
+    profile_graph,
+    read_aceso,
+    read_galvatron,
+    read_galvatron_curves,
+    read_sailor,
+    read_sailor_network,
+    sailor_cluster,
+)
+from rlplace.plan.frameworks import Framework
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
+from rlplace.plan.uniform import make_plan
+from rlplace.simulate.estimate import Estimator
+from rlplace.units import GIB, MIB
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "profiles"
+
+#: Megatron reduces gradients after the last backward pass.
+MEGATRON = Framework("megatron", overlap_reduce=False)
+
+#: Size -> (layers, V100-32).
+ACESO = {
+    "350M": (24, 1),
+    "1_3B": (24, 4),
+    "2_6B": (32, 8),
+    "6_7B": (32, 16),
+    "13B": (40, 32),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A plan: what was found elsewhere, what we estimate, what a peer estimates.
+
+    Args:
+        group: Rows that are summed up together.
+        name: The plan.
+        reference: Seconds (or bytes) found elsewhere.
+        ours: Our estimate.
+        peer: The peer's, None where there is none.
+    """
+
+    group: str
+    name: str
+    reference: float
+    ours: float
+    peer: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Ours over the reference, less one."""
+        return self.ours / self.reference - 1.0
+
+    @property
+    def peer_error(self) -> float:
+        """The peer's likewise; NaN without one."""
+        return float("nan") if self.peer is None else self.peer / self.reference - 1.0
+
+
+# --- Sailor
+
+
+def sailor_rows(folder: Path) -> Iterator[Row]:
+    """Times and memory of Sailor's measured plans."""
+    network = read_sailor_network(folder)
+    profiles: dict[str, Profile] = {}
+    with (folder / "measured_plans.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        model = row["model"]
+        if model not in profiles:
+            profiles[model] = read_sailor(folder, model)
+        profile = profiles[model]
+        stages, nodes = _sailor_stages(row)
+        if stages[-1].stop != len(profile.layers):
+            continue  # a layer list that stops early
+        batch = int(row["global_batch"])
+        instance = Instance(
+            profile_graph(profile), sailor_cluster(folder, nodes), batch, "fp32", framework=MEGATRON
+        )
+        plan = make_plan(instance, stages, batch // (int(row["dp"]) * int(row["micro_batch"])))
+        found = Estimator(instance, ProfiledCost(profile, network)).estimate(plan)
+        where, name = f"{row['cluster']}, {model}", row["file"].split("plan_config_")[1][:-5]
+        if "batch 1" not in row["note"]:
+            peer = float(row["sailor_pred_s"])
+            yield Row(f"Sailor time, {where}", name, float(row["real_s"]), found.step_time, peer)
+        if row["cluster"] == "GH200":  # the other cluster's figures are below the activations
+            most, peer = max(found.peak_memory), float(row["sailor_pred_mem_bytes"])
+            yield Row(f"Sailor memory, {where}", name, float(row["max_mem_bytes"]), most, peer)
+
+
+def _sailor_stages(row: dict[str, str]) -> tuple[tuple[Stage, ...], list[tuple[str, int]]]:
+    """Stages, and the nodes of their devices: one tp group of a replica on each."""
+    stages: list[Stage] = []
+    nodes: list[tuple[str, int]] = []
+    rank = 0
+    for span, text in zip(row["layers"].split("|"), row["stages"].split("|"), strict=True):
+        first, last = map(int, span.split("-"))
+        kinds: list[str] = []
+        for part in text.split("+"):
+            count, _, rest = part.rpartition("*")
+            kinds += [rest.split("/")[0].strip()] * int(count or 1)
+        tp = int(row["tp"])
+        nodes += [(kind, tp) for kind in kinds]
+        devices = tuple(range(rank, rank + tp * len(kinds)))
+        rank += len(devices)
+        choice = GroupChoice("shard" if tp > 1 else "replicate")
+        mesh = Mesh(devices, len(kinds), 1, 1, tp)
+        stages.append(Stage(first, last + 1, mesh, (choice,) * (last + 1 - first)))
+    return tuple(stages), nodes
+
+
+# --- Aceso
+
+
+def aceso_rows(folder: Path) -> Iterator[Row]:
+    """Times of GPT on V100, global batch 1024."""
+    with (folder / "ref_perf_model_time_large_gpt.csv").open() as file:
+        table = {line[0]: line[1:] for line in csv.reader(file)}
+    for size, actual, peer in zip(table["size"], table["actual"], table["predict"], strict=True):
+        layers, devices = ACESO[size]
+        profile = read_aceso(folder, size, layers)
+        graph = profile_graph(profile)
+        instance = Instance(graph, v100s(devices), 1024, "fp16-mixed", framework=MEGATRON)
+        estimator = Estimator(instance, ProfiledCost(profile))
+        if devices == 1:
+            plans: Iterable[Plan] = [
+                _swept(instance, profile, 1, 1, 8, ("attention", "mlp", "norm"))
+            ]
+            group, limit = "Aceso time, published plan", float("inf")
+        else:
+            plans = sweep(instance, profile, (1, 2, 4, 8))
+            group, limit = "Aceso time, best of a sweep", 28000 * MIB
+        best = best_time(estimator, plans, limit)
+        yield Row(group, f"GPT {size} on {devices}", float(actual), best, float(peer))
+
+
+def v100s(count: int) -> Cluster:
+    """Nodes of 8 V100-32, with the plateaus of Aceso's point-to-point tables as links."""
+    kind = DeviceKind("V100-32", int(32 * GIB), {"fp16": 125e12}, 900e9, overlap=0.0)
+    intra, nic = Link(42.4e9, 1e-5, "nvlink"), Link(5.44e9, 2e-5, "ib")
+    nodes = tuple(Node(i, intra, nic if count > 8 else None) for i in range(-(-count // 8)))
+    devices = tuple(Device(rank, kind.name, rank // 8) for rank in range(count))
+    return Cluster(devices, nodes, (kind,), name=f"{count} x V100-32")
+
+
+# --- Galvatron
+
+
+def galvatron_rows(folder: Path) -> Iterator[Row]:
+    """Step times of llama2-7b on 8 GPUs, 2048 tokens, global batch 16."""
+    hardware = folder / "hardware__sp_time_1nodes_8gpus_per_node__e8efe41.json"
+    profile = read_galvatron(
+        folder / "gpt__computation_profiling_bf16_llama2-7b_all__5c104c6.json",
+        folder / "gpt__memory_profiling_bf16_llama2-7b_all__5c104c6.json",
+        hardware,
+        layers=32,
+        hidden=4096,
+        kind="gpu",
+    )
+    kind = DeviceKind("gpu", int(40 * GIB), {"bf16": 312e12}, 1.5e12)
+    node = Node(0, Link(150e9, 1e-5, "nvlink"))
+    devices = tuple(Device(rank, "gpu", 0) for rank in range(8))
+    cluster = Cluster(devices, (node,), (kind,), curves=read_galvatron_curves(hardware))
+    framework = Framework("galvatron")
+    instance = Instance(profile_graph(profile), cluster, 16, "bf16-mixed", framework=framework)
+    estimator = Estimator(instance, ProfiledCost(profile))
+    # Its published plan: one stage, ZeRO-3 over 8, the first 20 layers recomputed.
+    kept = GroupChoice("replicate", 3)
+    choices = (replace(kept, recompute="full"),) * 20 + (kept,) * 13
+    plan = make_plan(instance, (Stage(0, 33, Mesh(tuple(range(8)), 1, 8), choices),), 1)
+    yield Row("Galvatron cost, published plan", "36 GB", 1.086, estimator.estimate(plan).step_time)
+
+
+# --- a small sweep
+
+
+def sweep(instance: Instance, profile: Profile, sizes: Sequence[int]) -> Iterator[Plan]:
+    """Plans with equal meshes: degrees, micro-batches, recomputed layers, ZeRO, balanced stages."""
+    devices, repeated = len(instance.cluster.devices), set(profile.layers[1:-1])
+    for tp in instance.graph.tp_degrees(min(devices, 8)):
+        for pp in (2**power for power in range(6)):
+            if devices % (pp * tp) or pp > len(profile.layers):
+                continue
+            dp = devices // (pp * tp)
+            for size in sizes:
+                if instance.global_batch % (size * dp) == 0:
+                    for redone in (set[str](), {"attention"}, repeated):
+                        for zero in (0, 3) if dp > 1 and pp == 1 else (0,):
+                            yield _swept(instance, profile, pp, tp, size, tuple(redone), zero)
+
+
+def _swept(
+    instance: Instance,
+    profile: Profile,
+    pp: int,
+    tp: int,
+    size: int,
+    redone: tuple[str, ...],
+    zero: int = 0,
+) -> Plan:
+    devices = len(instance.cluster.devices) // pp
+    kind = instance.cluster.kinds[0].name
+    loads = []
+    for layer in profile.layers:
+        point = profile.table(kind, layer, tp).at(size)
+        loads.append(point.forward * (2 if layer in redone else 1) + point.backward)
+    bounds = _balanced(np.array(loads), pp)
+    stages = []
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        ranks = tuple(range(stage * devices, (stage + 1) * devices))
+        dp = devices // tp
+        mesh = Mesh(ranks, 1, dp, 1, tp) if zero else Mesh(ranks, dp, 1, 1, tp)
+        choice = GroupChoice("shard" if tp > 1 else "replicate", zero)
+        choices = tuple(
+            replace(choice, recompute="full") if layer in redone else choice
+            for layer in profile.layers[start:stop]
+        )
+        stages.append(Stage(start, stop, mesh, choices))
+    return make_plan(instance, tuple(stages), instance.global_batch // (size * devices // tp))
+
+
+def _balanced(loads: np.ndarray, parts: int) -> list[int]:
+    """Borders of contiguous parts whose largest sum is least (dynamic program)."""
+    count, sums = len(loads), np.concatenate([[0.0], np.cumsum(loads)])
+    best = np.full((parts + 1, count + 1), np.inf)
+    best[0, 0] = 0.0
+    cut = np.zeros((parts + 1, count + 1), int)
+    for part in range(1, parts + 1):
+        for stop in range(part, count + 1):
+            worst = np.maximum(best[part - 1, :stop], sums[stop] - sums[:stop])
+            cut[part, stop] = int(np.argmin(worst))
+            best[part, stop] = worst[cut[part, stop]]
+    bounds = [count]
+    for part in range(parts, 0, -1):
+        bounds.append(int(cut[part, bounds[-1]]))
+    return bounds[::-1]
+
+
+def best_time(estimator: Estimator, plans: Iterable[Plan], limit: float) -> float:
+    """Step time of the best plan whose devices all stay below `limit` bytes."""
+    found = (estimator.estimate(plan) for plan in plans)
+    return min(one.step_time for one in found if max(one.peak_memory) <= limit)
+
+
+def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each group: n, mean and largest |error|, bias, the peer's mean and largest."""
+    lines: list[tuple[str, ...]] = []
+    for group in dict.fromkeys(row.group for row in rows):
+        own = [row for row in rows if row.group == group]
+        errors = np.array([row.error for row in own])
+        peers = np.abs([row.peer_error for row in own if row.peer is not None])
+        lines.append(
+            (
+                group,
+                str(len(own)),
+                f"{np.abs(errors).mean():.1%}",
+                f"{np.abs(errors).max():.1%}",
+                f"{errors.mean():+.1%}",
+                f"{peers.mean():.1%}" if len(peers) else "-",
+                f"{peers.max():.1%}" if len(peers) else "-",
+            )
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", action="store_true", help="print every row too")
+    args = parser.parse_args()
+    console = Console()
+    rows: list[Row] = []
+    for name, read in (
+        ("sailor", sailor_rows),
+        ("aceso", aceso_rows),
+        ("galvatron", galvatron_rows),
+    ):
+        if (DATA / name).exists():
+            rows += read(DATA / name)
+        else:
+            console.print(f"{DATA / name} is absent: skipped")
+    if args.rows:
+        listed = Table("group", "plan", "found", "ours", "error", "peer's error")
+        for row in rows:
+            unit = GIB if "memory" in row.group else 1.0
+            figures = (f"{row.reference / unit:.3f}", f"{row.ours / unit:.3f}")
+            listed.add_row(
+                row.group, row.name, *figures, f"{row.error:+.1%}", f"{row.peer_error:+.1%}"
+            )
+        console.print(listed)
+    table = Table("group", "n", "mean |error|", "max", "bias", "peer's mean", "peer's max")
+    for line in summary(rows):
+        table.add_row(*line)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -89,6 +89,10 @@ _MACHINES: dict[tuple[str, str, str], str] = {
 }
 
 
+#: Those that are fitted.
+_FITTED = {"8x5090-32", "8xMI300X", "2x8xA100-80:ib1600", "4x4xV100-32:opa400"}
+
+
 def bandwidths() -> Iterator[Case]:
     """collective_bandwidths.csv; figures of the playbook are taken for bus bandwidths.
 
@@ -109,10 +113,10 @@ def bandwidths() -> Iterator[Case]:
             fitted = row["collective"] != "reduce_scatter" and nodes in (2, 8, 32)
         elif gpu in {"H200", "B200"} or gpu == "H100-80":
             short, table = f"{ranks}x{gpu}", "ml-engineering, Hopper and later"
-            fitted = gpu == "H200"
+            fitted = gpu == "H200" or (gpu == "B200" and ranks == 8 and "ring" in text)
         elif (gpu, row["gpus"], network) in _MACHINES:
             short = _MACHINES[gpu, row["gpus"], network]
-            fitted = short in {"8x5090-32", "2x8xA100-80:ib1600", "4x4xV100-32:opa400"}
+            fitted = ranks > 2 and short in _FITTED
         else:
             continue
         if gpu == "H200" and text == "default" and ranks < 5:
@@ -171,7 +175,7 @@ def _galvatron_case(
     step = devices // ranks if row["placement"] == "strided" else 1
     members = everyone[: ranks * step : step]
     seconds = 2 * (ranks - 1) / ranks * per_pass
-    fitted = "TITAN" in short and "2x8" not in short and ranks == 8
+    fitted = devices == ranks == 8
     yield Case(table, kind, short, members, everyone, LARGE, seconds, fitted, nics=nics)
 
 

@@ -5,12 +5,12 @@ Reads ../shared/data and says so where it is absent. Run from the root of the re
 measurements, median and 90th percentile of |predicted / measured - 1| and the median of its sign,
 apart for those that constants were fitted to and the others; ``--fit`` fits the constants anew.
 
-Fitted are: H200 (ml-engineering; rings and, from 5 GPUs up, NVLS), every second size up to 16 MiB
-of the four-node example of nccl-tests, the playbook's all-gathers and all-reduces on 2, 8 and 32
-nodes, RTX 5090 on 8 GPUs, DGX A100 on 2 nodes, V100 on 4 nodes of Omni-Path, Galvatron's 2025
-figures of 8 GPUs and its TITAN RTX all-reduce of 8, every fifth of Aceso's all-reduces of 8 and
-three of its messages inside a node, and Sailor's messages of one RTX 2080 and one GH200. All other
-rows are held out.
+Fitted are: H200 (ml-engineering; rings and, from 5 GPUs up, NVLS) and the ring of eight B200, eight
+MI300X, every second size up to 16 MiB of the four-node example of nccl-tests, the playbook's
+all-gathers and all-reduces on 2, 8 and 32 nodes, RTX 5090 on 8 GPUs, DGX A100 on 2 nodes, V100 on 4
+nodes of Omni-Path, Galvatron's figures of the eight GPUs of one node (2025 by size, else one of
+A800 and one of TITAN RTX), every fifth of Aceso's all-reduces of 8 and three of its messages inside
+a node, and Sailor's messages of one RTX 2080 and one GH200. All other rows are held out.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from scipy.optimize import least_squares
 import rlplace.cost.collectives as model
 from benchmarks.collective_tables import DATA, Case, cases, parsed
 from rlplace.cluster.calibrated import link_family
-from rlplace.cluster.catalogue import COLLECTIVE_LAUNCH
-from rlplace.cluster.links import LINK_KINDS
+from rlplace.cluster.catalogue import COLLECTIVE_LAUNCH, ENTRIES
+from rlplace.cluster.links import LINK_KINDS, NVLINK_EFFICIENCY
 from rlplace.cluster.types import Cluster, Link
 
 #: The constants that are fitted: family of link and field.
 FITTED = (
-    ("nvlink", "latency"), ("nvlink", "efficiency"), ("pcie", "efficiency"),
+    ("nvlink", "latency"), ("pcie", "efficiency"),
     ("ib", "latency"), ("ib", "efficiency"), ("eth", "latency"), ("eth", "efficiency"),
     ("efa", "efficiency"), ("efa", "fill"), ("opa", "efficiency"),
 )  # fmt: skip
@@ -45,20 +45,30 @@ Constants = Mapping[tuple[str, str], float]
 def shipped() -> dict[tuple[str, str], float]:
     """The constants of the catalogue."""
     links = {(family, field): float(getattr(LINK_KINDS[family], field)) for family, field in FITTED}
-    return links | {
-        ("device", "collective_launch"): COLLECTIVE_LAUNCH,
-        ("switch", "share"): model.SWITCH_SHARE,
-        ("exchange", "share"): model.EXCHANGE_SHARE,
+    generations = {
+        (f"nvlink {number}", "efficiency"): share for number, share in NVLINK_EFFICIENCY.items()
     }
+    return (
+        links
+        | generations
+        | {
+            ("device", "collective_launch"): COLLECTIVE_LAUNCH,
+            ("switch", "share"): model.SWITCH_SHARE,
+            ("exchange", "share"): model.EXCHANGE_SHARE,
+        }
+    )
 
 
 def with_constants(cluster: Cluster, case: Case, constants: Constants) -> Cluster:
     """The cluster of a case with constants replaced and in-network reduction as it was."""
+    generation = ENTRIES[cluster.kinds[0].name].generation
 
     def own(link: Link) -> Link:
         family = link_family(link.name)
         fields = {field: value for (name, field), value in constants.items() if name == family}
-        if "efficiency" in fields:  # the family's, of which a kind may reach a part
+        if family == "nvlink":
+            fields["efficiency"] = constants[f"nvlink {generation}", "efficiency"]
+        elif "efficiency" in fields:  # the family's, of which a kind may reach a part
             fields["efficiency"] *= link.efficiency / LINK_KINDS[family].efficiency
         if family == "opa":
             fields["fill"] = constants["efa", "fill"]

@@ -24,7 +24,7 @@ from rlplace.units import GIB
 HOST_SHARE = 0.83
 
 #: Seconds of a collective call of a GPU; fitted by `benchmarks/collectives.py`.
-COLLECTIVE_LAUNCH = 35e-6
+COLLECTIVE_LAUNCH = 36e-6
 
 #: A matmul that would take this long at the 16-bit peak reaches half of the efficiency.
 HALF_SECONDS = 6.4e-6
@@ -44,6 +44,7 @@ class CatalogueEntry:
         kind: The device.
         nvlink: Bytes/s of NVLink (Infinity Fabric on MI250) of one device, both directions
             together; 0 where no switch or mesh joins all devices of a host.
+        generation: Of its NVLinks; 0 of Infinity Fabric, or where there are none.
         pcie: PCIe generation of its x16 slot.
         nic: Name of the usual network of a host with such devices.
         source: Where the figures come from.
@@ -54,6 +55,7 @@ class CatalogueEntry:
 
     kind: DeviceKind
     nvlink: float
+    generation: int
     pcie: int
     nic: str
     source: str
@@ -72,6 +74,7 @@ def _entry(
     efficiency: float,
     source: str,
     nvlink: float = 0.0,
+    generation: int = 0,
     pcie: int = 4,
     chip_to_chip: float = 0.0,
     nic: str = "eth100",
@@ -97,7 +100,7 @@ def _entry(
         collective_launch=COLLECTIVE_LAUNCH,
     )
     return CatalogueEntry(
-        calibrated_kind(kind), nvlink * 1e9, pcie, nic, source, fabric, reduces, peers
+        calibrated_kind(kind), nvlink * 1e9, generation, pcie, nic, source, fabric, reduces, peers
     )
 
 
@@ -121,12 +124,12 @@ ENTRIES: dict[str, CatalogueEntry] = {
         # Volta and Turing: tensor cores for fp16 only, no bf16.
         _entry(
             "V100-16", 15.7, {"fp32": 15.7, "fp16": 125}, 900, sms=80, efficiency=0.75,
-            nvlink=300, pcie=3, fabric="cube", nic="ib400",
+            generation=2, nvlink=300, pcie=3, fabric="cube", nic="ib400",
             source="NVIDIA V100 (SXM2) datasheet; DGX-1",
         ),
         _entry(
             "V100-32", 31.7, {"fp32": 15.7, "fp16": 125}, 900, sms=80, efficiency=0.75,
-            nvlink=300, pcie=3, fabric="cube", nic="ib400",
+            generation=2, nvlink=300, pcie=3, fabric="cube", nic="ib400",
             source="NVIDIA V100 (SXM2) datasheet; DGX-1",
         ),
         _entry(
@@ -168,15 +171,18 @@ ENTRIES: dict[str, CatalogueEntry] = {
             source="NVIDIA RTX A6000 datasheet",
         ),
         _entry(
-            "A100-40", 39.4, _tensor(19.5, 156, 312), 1555, sms=108, efficiency=0.8, nvlink=600,
+            "A100-40", 39.4, _tensor(19.5, 156, 312), 1555, sms=108, efficiency=0.8, generation=3,
+            nvlink=600,
             nic="ib1600", source="NVIDIA A100 (SXM4) datasheet; DGX A100",
         ),
         _entry(
-            "A100-80", 79.1, _tensor(19.5, 156, 312), 2039, sms=108, efficiency=0.8, nvlink=600,
+            "A100-80", 79.1, _tensor(19.5, 156, 312), 2039, sms=108, efficiency=0.8, generation=3,
+            nvlink=600,
             nic="ib1600", source="NVIDIA A100 (SXM4) datasheet; DGX A100",
         ),
         _entry(
-            "A800-80", 79.1, _tensor(19.5, 156, 312), 2039, sms=108, efficiency=0.8, nvlink=400,
+            "A800-80", 79.1, _tensor(19.5, 156, 312), 2039, sms=108, efficiency=0.8, generation=3,
+            nvlink=400,
             nic="ib1600", source="NVIDIA A800 (SXM4) product page",
         ),
         # Ada.
@@ -195,51 +201,58 @@ ENTRIES: dict[str, CatalogueEntry] = {
         ),
         # Hopper and Blackwell.
         _entry(
-            "H100-80", 79.1, _HOPPER, 3350, sms=132, efficiency=0.7, nvlink=900, pcie=5,
+            "H100-80", 79.1, _HOPPER, 3350, sms=132, efficiency=0.7, generation=4, nvlink=900,
+            pcie=5,
             reduces=True, nic="ib3200",
             source="NVIDIA H100 (SXM5) datasheet; DGX H100",
         ),
         _entry(
-            "H100-96", 94.5, _HOPPER, 4000, sms=132, efficiency=0.7, nvlink=900, pcie=5,
+            "H100-96", 94.5, _HOPPER, 4000, sms=132, efficiency=0.7, generation=4, nvlink=900,
+            pcie=5,
             nic="ib3200",
             source="NVIDIA GH200 datasheet (96 GB HBM3)",
         ),
         _entry(
-            "H200", 139.8, _HOPPER, 4800, sms=132, efficiency=0.7, nvlink=900, pcie=5, reduces=True,
+            "H200", 139.8, _HOPPER, 4800, sms=132, efficiency=0.7, generation=4, nvlink=900, pcie=5,
+            reduces=True,
             nic="ib3200",
             source="NVIDIA H200 (SXM) datasheet; DGX H200",
         ),
         _entry(
             "B200", 178.3, _tensor(75, 1125, 2250, 4500), 8000, sms=148, efficiency=0.7,
-            nvlink=1800,
+            generation=5, nvlink=1800,
             pcie=5, reduces=True, nic="ib3200", source="NVIDIA HGX B200 datasheet; DGX B200",
         ),
         _entry(
-            "H100-96-500W", 94.5, _HOPPER, 2400, sms=132, efficiency=0.55, nvlink=900, pcie=5,
+            "H100-96-500W", 94.5, _HOPPER, 2400, sms=132, efficiency=0.55, generation=4, nvlink=900,
+            pcie=5,
             reduces=True, nic="ib3200",
             source="pytorch/torchtitan benchmarks, December 2024 (96 GB HBM2e, 500 W)",
         ),
         _entry(
-            "H800-80", 79.1, _HOPPER, 3350, sms=132, efficiency=0.7, nvlink=400, pcie=5,
+            "H800-80", 79.1, _HOPPER, 3350, sms=132, efficiency=0.7, generation=4, nvlink=400,
+            pcie=5,
             reduces=True, nic="ib3200", source="NVIDIA H800 (SXM5) product page",
         ),
         # Four to a host, each with six NVLinks to each of the others.
         _entry(
-            "GH200", 94.5, _HOPPER, 4000, sms=132, efficiency=0.7, nvlink=900, chip_to_chip=450,
+            "GH200", 94.5, _HOPPER, 4000, sms=132, efficiency=0.7, generation=4, nvlink=900,
+            chip_to_chip=450,
             fabric="mesh", nic="ib800", source="NVIDIA GH200 datasheet; Quad GH200 node",
         ),
         _entry(
             "GB200", 184.0, _tensor(80, 1250, 2500, 5000), 8000, sms=152, efficiency=0.7,
-            nvlink=1800, chip_to_chip=450, reduces=True, nic="ib1600",
+            generation=5, nvlink=1800, chip_to_chip=450, reduces=True, nic="ib1600",
             source="NVIDIA GB200 NVL72 datasheet",
         ),
         _entry(
             "B300", 267.5, _tensor(75, 1125, 2250, 4500), 8000, sms=148, efficiency=0.7,
-            nvlink=1800, pcie=5, reduces=True, nic="ib6400", source="NVIDIA DGX B300 datasheet",
+            generation=5, nvlink=1800, pcie=5, reduces=True, nic="ib6400",
+            source="NVIDIA DGX B300 datasheet",
         ),
         _entry(
             "GB300", 276.0, _tensor(80, 1250, 2500, 5000), 8000, sms=152, efficiency=0.7,
-            nvlink=1800, chip_to_chip=450, reduces=True, nic="ib3200",
+            generation=5, nvlink=1800, chip_to_chip=450, reduces=True, nic="ib3200",
             source="NVIDIA GB300 NVL72 datasheet",
         ),
         _entry(

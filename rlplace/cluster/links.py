@@ -26,7 +26,7 @@ class LinkKind:
     Args:
         place: ``intra`` joins the devices of a node, ``nic`` nodes.
         latency: Seconds a message or a step.
-        efficiency: Share of the wire that a large collective reaches.
+        efficiency: Share of the wire that a large collective reaches; `NVLINK_EFFICIENCY` is a factor.
         fill: Part of a tensor that a node waits for before it passes it on.
     """
 
@@ -41,13 +41,16 @@ class LinkKind:
 #: for the latencies of PCIe (NCCL, src/graph/tuning.cc), EFA (a message of SRD) and Omni-Path
 #: (as InfiniBand) and the fill of Omni-Path (as EFA).
 LINK_KINDS: dict[str, LinkKind] = {
-    "nvlink": LinkKind("intra", 5.9e-6, 0.84),
-    "pcie": LinkKind("intra", 5.7e-6, 0.66),
-    "ib": LinkKind("nic", 2.8e-6, 0.93),
-    "eth": LinkKind("nic", 73e-6, 0.94),
+    "nvlink": LinkKind("intra", 5.7e-6, 1.0),
+    "pcie": LinkKind("intra", 5.7e-6, 0.65),
+    "ib": LinkKind("nic", 2.7e-6, 0.93),
+    "eth": LinkKind("nic", 72e-6, 0.94),
     "efa": LinkKind("nic", 15e-6, 0.68, fill=0.29),
-    "opa": LinkKind("nic", 2.8e-6, 0.4, fill=0.29),
+    "opa": LinkKind("nic", 2.7e-6, 0.4, fill=0.29),
 }
+
+#: Efficiency of NVLink by generation, and of Infinity Fabric (0). Fitted.
+NVLINK_EFFICIENCY = {0: 0.7, 2: 0.88, 3: 0.76, 4: 0.81, 5: 0.76}
 
 #: Of PCIe, where cards without peer access (GeForce) go through the memory of the host: every byte
 #: crosses its bridge twice.
@@ -115,7 +118,7 @@ def node_link(name: str, kind: str) -> Link:
             entry.nvlink / 2,
             own.latency,
             family,
-            own.efficiency,
+            own.efficiency * NVLINK_EFFICIENCY[entry.generation],
             reduces=entry.reduces,
             fabric=entry.fabric,
         )

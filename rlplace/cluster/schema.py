@@ -61,17 +61,18 @@ def _unit(parse: Callable[[str, str | float], float], field: str) -> BeforeValid
     return BeforeValidator(read)
 
 
+def _or_zero(parse: Callable[[str, str | float], float]) -> Callable[[str, str | float], float]:
+    """A parser that takes zero too."""
+    return lambda field, value: 0.0 if value == 0 else parse(field, value)
+
+
 Size = Annotated[float, _unit(parse_size, "size")]
-SizeOrZero = Annotated[
-    float, _unit(lambda field, value: 0.0 if value == 0 else parse_size(field, value), "size")
-]
+SizeOrZero = Annotated[float, _unit(_or_zero(parse_size), "size")]
 Bandwidth = Annotated[float, _unit(parse_bandwidth, "bandwidth")]
-BandwidthOrZero = Annotated[
-    float,
-    _unit(lambda field, value: 0.0 if value == 0 else parse_bandwidth(field, value), "bandwidth"),
-]
+BandwidthOrZero = Annotated[float, _unit(_or_zero(parse_bandwidth), "bandwidth")]
 Time = Annotated[float, _unit(parse_time, "time")]
 Flops = Annotated[float, _unit(parse_flops, "flops")]
+FlopsOrZero = Annotated[float, _unit(_or_zero(parse_flops), "flops")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Index = Annotated[int, Field(strict=True, ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -120,7 +121,7 @@ class KindModel(_Strict):
     bandwidth: Bandwidth | None = None
     launch_overhead: Time | None = None
     max_efficiency: Share | None = None
-    half_flops: Flops | None = None
+    half_flops: FlopsOrZero | None = None
     memory_efficiency: Share | None = None
     overlap: Annotated[float, Field(ge=0, le=1)] | None = None
     reserve: SizeOrZero | None = None

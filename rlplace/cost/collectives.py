@@ -22,11 +22,11 @@ from rlplace.cluster.types import Cluster, CollectiveCurve, CollectiveKind, Link
 
 #: Share of a link's speed that an all-to-all reaches, for NCCL gives a pair of ranks fewer channels
 #: than a ring; fitted, as the one below, by `benchmarks/collectives.py`.
-EXCHANGE_SHARE = 0.71
+EXCHANGE_SHARE = 0.78
 
 #: Share of a link's speed that adding up in the switch reaches: NVLS on H200, where rings of the
 #: same devices reach all of it.
-SWITCH_SHARE = 0.7
+SWITCH_SHARE = 0.73
 
 
 #: Seconds of nothing, and of a byte of the whole tensor.

@@ -51,8 +51,17 @@ def test_nics_behind_the_total_of_a_node(name: str, nics: int) -> None:
 def test_constants_are_sane(family: str) -> None:
     kind = LINK_KINDS[family]
     assert 0.0 < kind.latency < 1e-3
-    assert 0.2 < kind.efficiency < 1.0
+    assert 0.2 < kind.efficiency <= 1.0
     assert 0.0 <= kind.fill < 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured"),
+    [("A100-80", 232.5e9), ("A800-80", 158e9), ("H100-80", 370e9), ("B200", 682e9)],
+)
+def test_reach_of_nvlink(kind: str, measured: float) -> None:
+    """Bus bandwidth of rings: NVIDIA/nccl-tests issues 175 and 212, Galvatron, ml-engineering."""
+    assert node_link("nvlink", kind).speed == pytest.approx(measured, rel=0.05)
 
 
 def test_fabrics() -> None:

@@ -9,14 +9,16 @@ kernel (it saves a mask of one byte an element).
 
 Rules of the counts, op by op as they reach the kernels:
 
-- FLOPs: a multiply and an add are two; only matmuls, convolutions and attention count. Formulas
-  are those of `torch.utils.flop_counter`, and own ones for attention, grouped matmuls and the
-  backward of grouped convolutions.
+- FLOPs: a multiply and an add are two; only matmuls, convolutions and attention count
+  (`rlplace.graph.products`).
 - Traffic: an op reads each of its floating-point inputs once (of an expanded tensor what is
   stored, of a table the rows that it looks up) and writes each output once. Views, allocations
-  and collectives move nothing. The backward pass is counted in the same way; the sums where a
+  and collectives move nothing. An op that is two kernels (both gradients of a convolution) moves
+  half with each. The backward pass is counted in the same way; the sums where a
   tensor has several readers belong to it, the addition into an existing `.grad` does not.
-- Saved: each storage once. Parameters, buffers and constants do not count.
+- Saved: each storage once. Parameters, buffers and constants do not count. Where all but
+  matmul-like ops is redone, what those make stays if it is saved or read to redo the rest, and so
+  do sums over devices, which stand for the summands.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from rlplace.graph.flow import Flow, only_added_into, staying
 from rlplace.graph.fusion import Launch, fuse, traffic
+from rlplace.graph.products import Measured, ProductRole, Size, attention_size, merge, sizes_of
 from rlplace.graph.shapes import BATCHES
-from rlplace.graph.types import Affine, Work
+from rlplace.graph.sharding import axis
+from rlplace.graph.types import Affine, Product, Work
 
 aten = torch.ops.aten
 
@@ -50,23 +54,35 @@ _FP32_SAVERS = {"cross_entropy_loss", "vocab_cross_entropy", "log_softmax", "_lo
 _FP32_SAVERS |= {"row_cross_entropy"}
 _LOOKUPS = {"embedding", "_embedding_bag", "index", "index_select", "gather"}
 _OVERWRITES = {"copy_", "fill_", "zero_"}
+#: What leads a sum into a sum: the gradient of a parameter comes out of a product through these.
+_ADDS = {"add", "add_", "sum", "mul", "div", "clone", "copy_", "_to_copy", "cat", "new_empty"}
+_ADDS |= {"select_backward", "slice_backward"}
+_GATHERS = (axis.gather, axis.gather_copy)
+_SUMS = (axis.reduce, axis.reduce_scatter)
 
 
 @dataclass(frozen=True)
 class Count:
-    """The work of a piece, and which of its outputs it keeps for its own backward pass."""
+    """What a piece costs, and which of its outputs it keeps.
+
+    Args:
+        work: On one device.
+        keeps: Whether each output is kept for the piece's own backward pass.
+        gathered: As `Layout.gathered`.
+    """
 
     work: Work
     keeps: tuple[bool, ...]
+    gathered: Affine
 
 
-def measure(
+def count(
     module: fx.GraphModule,
     make_inputs: Callable[[int], Sequence[Any]],
     roles: Sequence[Role],
     stand_ins: Mapping[Any, Callable[..., Any]] | None = None,
-) -> Work:
-    """The work of a piece on one device.
+) -> Count:
+    """What a piece costs on one device, and what of it is kept.
 
     Args:
         module: Takes the inputs one by one and returns a tuple of tensors.
@@ -78,16 +94,6 @@ def measure(
             names its collectives here: on the meta device they need no process group. The backward
             of a stand-in should only allocate (`new_empty`), which is free too.
     """
-    return count(module, make_inputs, roles, stand_ins).work
-
-
-def count(
-    module: fx.GraphModule,
-    make_inputs: Callable[[int], Sequence[Any]],
-    roles: Sequence[Role],
-    stand_ins: Mapping[Any, Callable[..., Any]] | None = None,
-) -> Count:
-    """As `measure`, with which outputs the piece keeps."""
     low, high = (_run(module, make_inputs(batch), roles, stand_ins or {}) for batch in BATCHES)
 
     def line(quantity: Callable[[_Tape], float]) -> Affine:
@@ -109,16 +115,37 @@ def count(
         fused_backward_moved=Affine.through(*_points(fused["backward"])),
         attention_flops=line(lambda tape: tape.attention_flops),
         score_floats=line(lambda tape: tape.scores),
+        dropped_scores=line(lambda tape: tape.dropped_scores),
         saved=line(lambda tape: tape.saved()[0]),
         saved_bytes=line(lambda tape: tape.saved()[1]),
+        kept_by_ops=line(lambda tape: tape.kept_by_ops()),
         logits_bytes=line(lambda tape: sum(size for size, _ in tape.logits().values())),
         transient=_transient(low, high),
         chunked_transient=_transient(low, high, but_logits=True),
         params=sum(size for size, trainable in sizes.values() if trainable),
         frozen_params=sum(size for size, trainable in sizes.values() if not trainable),
+        products=_products(low, high),
     )
     kept = {_key(tensor) for tensor in high.kept}
-    return Count(work, tuple(_key(out) in kept for out in high.outputs))
+    keeps = tuple(_key(out) in kept for out in high.outputs)
+    return Count(work, keeps, line(lambda tape: tape.gathered()))
+
+
+def _products(low: _Tape, high: _Tape) -> tuple[Product, ...]:
+    """The matmul-like kernels of both passes; those of one op move equal parts."""
+    weights = high.weight_gradients()
+
+    def role(op: _Op, size: Size) -> ProductRole:
+        if op.phase == "forward":
+            return "forward"
+        alone = weights.issuperset(op.launch.writes) and size.kind != "attention"
+        return size.role or ("weight" if alone else "input")
+
+    return merge(
+        Measured(role(op, size), few, size, (less.moved / len(op.sizes), op.moved / len(op.sizes)))
+        for less, op in zip(low.ops, high.ops, strict=True)
+        for few, size in zip(less.sizes, op.sizes, strict=True)
+    )
 
 
 def _points(moved: tuple[list[int], list[int]]) -> tuple[int, float, int, float]:
@@ -134,6 +161,7 @@ class _Op:
     moved: int
     touched: dict[int, int]
     launch: Launch
+    sizes: tuple[Size, ...]
 
     @property
     def flops(self) -> int:
@@ -150,13 +178,18 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     muted: bool = False
     widened: bool = False
     scores: int = 0
+    dropped_scores: int = 0
     attention_flops: int = 0
     ops: list[_Op] = field(default_factory=list)
+    flows: dict[_Phase, list[Flow]] = field(default_factory=lambda: {"forward": [], "backward": []})
+    staying: dict[int, float] = field(default_factory=dict)
+    gathers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     kept: list[Tensor] = field(default_factory=list)
     wide: set[int] = field(default_factory=set)
     alive: list[Any] = field(default_factory=list)
     outputs: Sequence[Tensor] = ()
     gradients: Sequence[Tensor] = ()
+    state_gradients: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -168,18 +201,35 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.alive.append(out)
         name = _name(func)
-        if self.muted or func.is_view or name in _FREE:
+        if self.muted or func.is_view:
             return out
-        flops = _flops(func, args, kwargs or {}, out)
         reads, writes = _tensors((args, kwargs)), _tensors(out)
-        if name in _OVERWRITES:
-            reads = reads[1:]
-        self.record(flops, reads, writes, looks_up=name in _LOOKUPS)
+        if name not in _FREE:
+            sizes = sizes_of(func, args, kwargs or {}, out)
+            self.flow(reads, writes, stays=bool(sizes), adds=name in _ADDS)
+            read = reads[1:] if name in _OVERWRITES else reads
+            self.record(sizes, read, writes, looks_up=name in _LOOKUPS)
+        elif name == "new_empty":  # a collective's result, which is made of what it is given
+            self.flow(reads, writes, adds=True)
         return out
+
+    def flow(
+        self,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
+        *,
+        stays: bool = False,
+        adds: bool = False,
+    ) -> None:
+        """Write down which storages are made of which."""
+        made = Flow(frozenset(map(_key, reads)), frozenset(map(_key, writes)), stays, adds)
+        self.flows[self.phase].append(made)
+        if stays:
+            self.staying |= {_key(tensor): _elements(tensor) for tensor in writes}
 
     def record(
         self,
-        flops: int,
+        sizes: tuple[Size, ...],
         reads: Sequence[Tensor],
         writes: Sequence[Tensor],
         looks_up: bool = False,
@@ -193,7 +243,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = {_key(tensor): _stored(tensor) for tensor in floats}
         most = sum(written.values()) if looks_up else math.inf
         read = {_key(tensor): int(min(_stored(tensor), most)) for tensor in distinct.values()}
-        self.ops.append(_Op(self.phase, moved, touched, Launch(flops, read, written)))
+        launch = Launch(sum(size.flops for size in sizes), read, written)
+        self.ops.append(_Op(self.phase, moved, touched, launch, sizes))
 
     def keep(self, tensor: Tensor) -> Tensor:
         """The pack hook: what autograd saves. Detached, so that no output refers to itself."""
@@ -231,6 +282,29 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 floats += size / tensor.element_size()
         return floats, others
 
+    def kept_by_ops(self) -> float:
+        """Float elements that stay where all ops but matmul-like ones and attention are redone."""
+        given = {_key(x) for x in self.inputs if isinstance(x, Tensor)}
+        stay = staying(self.flows["forward"], [_key(tensor) for tensor in self.kept], given)
+        return sum(self.staying[storage] for storage in stay)
+
+    def gathered(self) -> float:
+        """Float elements of gathered copies that are kept, beyond the shards that would do."""
+        given = zip(self.inputs, self.roles, strict=True)
+        there = {_key(x) for x, role in given if role != "activation" and isinstance(x, Tensor)}
+        kept = {_key(tensor) for tensor in self.kept}
+        copies = {key: parts for key, parts in self.gathers.items() if key in kept}
+        shards = {_key(shard): shard for shard, _ in copies.values()}
+        needed = (x for key, x in shards.items() if key not in kept | there)
+        whole = sum(_elements(copy) for _, copy in copies.values())
+        return whole - sum(map(_elements, needed))
+
+    def weight_gradients(self) -> set[int]:
+        """Storages that the backward pass needs for gradients of parameters alone."""
+        ends = self.state_gradients
+        others = {_key(gradient) for gradient in self.gradients} - ends
+        return only_added_into(self.flows["backward"], ends, others)
+
     def logits(self) -> dict[int, tuple[int, int]]:
         """(bytes, elements) of each storage of class scores that a loss keeps."""
         return {
@@ -259,15 +333,21 @@ def _run(
             seeds = [torch.empty_like(out) for out in ends]
             gradients = torch.autograd.grad(ends, sources, seeds, allow_unused=True)
             tape.gradients = [gradient for gradient in gradients if gradient is not None]
-            _forget_states(tape, zip(sources, gradients, strict=True))
+            pairs = list(zip(sources, gradients, strict=True))
+            states = {_key(x) for x in _states(tape)}
+            made = [_key(g) for x, g in pairs if g is not None and _key(x) in states]
+            tape.state_gradients = frozenset(made)
+            _forget_states(tape)
     return tape
 
 
-def _forget_states(tape: _Tape, gradients: Any) -> None:
+def _states(tape: _Tape) -> list[Tensor]:
+    return [x for x, role in zip(tape.inputs, tape.roles, strict=True) if _is_state(role)]
+
+
+def _forget_states(tape: _Tape) -> None:
     """Parameters and their gradients are static memory: take them out of the working sets."""
-    states = [x for x, role in zip(tape.inputs, tape.roles, strict=True) if _is_state(role)]
-    static = {_key(x) for x in states}
-    static |= {_key(g) for x, g in gradients if g is not None and _key(x) in static}
+    static = {_key(x) for x in _states(tape)} | tape.state_gradients
     for op in tape.ops:
         op.touched = {key: size for key, size in op.touched.items() if key not in static}
 
@@ -308,6 +388,9 @@ class _Meter(fx.Interpreter):
             self.tape.muted = True
             out = self.stand_ins[target](*args, **kwargs)
             self.tape.muted = False
+            self.tape.flow(_tensors((args, kwargs)), _tensors(out), stays=target in _SUMS)
+            if target in _GATHERS and out.is_floating_point():
+                self.tape.gathers[_key(out)] = (args[0].detach(), out.detach())
             return out
         if target is aten.scaled_dot_product_attention.default:
             return _attention(self.tape, *args, **kwargs)
@@ -322,11 +405,14 @@ def _attention(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None = None,
-    *_: Any,
-    **__: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
 ) -> Tensor:
-    tape.scores += query.shape[:-1].numel() * key.shape[-2]
-    out: Tensor = _Flash.apply(tape, query, key, value, mask)  # type: ignore[no-untyped-call]
+    scores = query.shape[:-1].numel() * key.shape[-2]
+    tape.scores += scores
+    tape.dropped_scores += scores if dropout_p > 0.0 else 0
+    out: Tensor = _Flash.apply(tape, query, key, value, mask, is_causal)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -335,7 +421,13 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tape: _Tape, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        ctx: Any,
+        tape: _Tape,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
     ) -> Tensor:
         """Two matmuls: the scores, and the sum over values."""
         *lead, rows, _ = query.shape
@@ -346,12 +438,15 @@ class _Flash(torch.autograd.Function):
             out = out.transpose(-2, -3) if lead else out
         log_sums = query.new_empty(query.shape[:-1])
         ctx.save_for_backward(query, key, value, out, log_sums, mask)
-        ctx.tape = tape
+        ctx.tape, ctx.causal = tape, causal
         pairs = 2 * log_sums.numel() * key.shape[-2]
         ctx.pairs = pairs
         flops = pairs * (query.shape[-1] + value.shape[-1])
         tape.attention_flops += flops
-        tape.record(flops, [query, key, value], [out, log_sums])
+        read = [query, key, value] if mask is None else [query, key, value, mask]
+        tape.flow(read, [out, log_sums], stays=True)
+        size = attention_size(query, key, flops, causal)
+        tape.record((size,), [query, key, value], [out, log_sums])
         return out
 
     @staticmethod
@@ -359,7 +454,7 @@ class _Flash(torch.autograd.Function):
         """Gradients of the scores, q, k and v; computing the scores again does not count."""
         (grad,) = grads
         query, key, value, out, log_sums, mask = ctx.saved_tensors
-        _, *needs = ctx.needs_input_grad
+        _, *needs, _ = ctx.needs_input_grad
         made = [
             torch.empty_like(x) if need else None
             for x, need in zip((query, key, value, mask), needs, strict=True)
@@ -368,40 +463,11 @@ class _Flash(torch.autograd.Function):
         inner = depth * (needs[0] or needs[1] or needs[3])
         flops = ctx.pairs * (inner + width * (needs[0] + needs[1]) + depth * needs[2])
         written = [x for x in made if x is not None]
-        ctx.tape.record(flops, [grad, query, key, value, out, log_sums], written)
-        return None, *made
-
-
-def _grouped_mm(a: Tensor, b: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
-    """Each row of `a` meets one expert's matrix, so the expected tokens count, not all pairs."""
-    if a.ndim == 3 and b.ndim == 2:
-        return 2 * out_val.numel() * a.shape[-1]
-    return 2 * a.numel() * b.shape[-1]
-
-
-def _grouped_mm_backward(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    return 4 * a.numel() * b.shape[-1]
-
-
-def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
-    """As much as forward for each gradient; torch's own formula is too high with `groups`."""
-    transposed: bool = rest[4]
-    mask: list[bool] = rest[7]
-    positions = x.numel() if transposed else grad.numel()
-    return 2 * positions * weight[0].numel() * sum(mask[:2])
-
-
-_OWN_FORMULAS: dict[str, Callable[..., int]] = {
-    "aten::convolution_backward": _conv_backward,
-    "aten::_grouped_mm": _grouped_mm,
-    "transformers::grouped_mm_fallback": _grouped_mm,
-    "transformers::grouped_mm_fallback_backward": _grouped_mm_backward,
-}
-
-
-def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> int:
-    formula = _OWN_FORMULAS.get(func._schema.name) or flop_registry.get(func.overloadpacket)
-    return int(formula(*args, **kwargs, out_val=out)) if formula else 0
+        read = [grad, query, key, value, out, log_sums]
+        ctx.tape.flow(read, written)
+        size = attention_size(query, key, flops, ctx.causal)
+        ctx.tape.record((size,), read, written)
+        return None, *made, None
 
 
 def _is_state(role: Role) -> bool:
@@ -420,6 +486,11 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _key(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def _elements(tensor: Tensor) -> float:
+    """Elements of the storage."""
+    return tensor.untyped_storage().nbytes() / tensor.element_size()
 
 
 def _stored(tensor: Tensor) -> int:

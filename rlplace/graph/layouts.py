@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from rlplace.errors import InputError
-from rlplace.graph.count import Role, measure
+from rlplace.graph.count import Role, count
 from rlplace.graph.program import Piece
 from rlplace.graph.shapes import BATCHES, stand_in
 from rlplace.graph.sharding.axis import COLLECTIVES, MetaAxis, use_axis
@@ -55,7 +55,7 @@ def find_layouts(
     Args:
         piece: Extracted on the meta device; its nodes carry ``meta["val"]``.
         degree: Size of the tp axis, at least 2.
-        roles: Of each input of ``piece.module``, as for `rlplace.graph.count.measure`.
+        roles: Of each input of ``piece.module``, as for `rlplace.graph.count.count`.
         grads: Placeholders (states and reads) that a gradient flows back to.
         pinned: Placement of states by fully qualified name, where it is not free. A parameter that
             several groups use must be held in one way: pin it in all of them (to `Replicate()`,
@@ -142,17 +142,18 @@ def _layout(
     inputs = _LocalInputs(piece, assignment, frozenset(grads))
     free = {function: function for function in _FREE}
     with use_axis(MetaAxis(degree)):
-        work = measure(local, inputs, roles, free)
+        counted = count(local, inputs, roles, free)
     reads = tuple(assignment.held(read) for read in activations_of(piece, roles))
     return Layout(
         name,
         degree,
-        work,
+        counted.work,
         collectives_of(local, inputs, degree),
         tuple(placements_of(piece, assignment).values()),
         axis,
         reads if assignment.reads else (),
         assignment.writes,
+        counted.gathered,
     )
 
 

@@ -16,7 +16,7 @@ from rlplace.graph.layouts import find_bordered, find_layouts, legal_cuts_of
 from rlplace.graph.program import Piece, Program, extract
 from rlplace.graph.shapes import describe, stand_in
 from rlplace.graph.tracing.regions import stops_gradient
-from rlplace.graph.types import Placement, Replicate, Shard, Structure
+from rlplace.graph.types import Layout, Placement, Replicate, Shard, Structure
 
 
 @dataclass
@@ -74,17 +74,18 @@ class Structures:
         grads = {node.name for node in nodes if node in self._grads}
         cuts = legal_cuts_of(piece, grads, lambda degree: self._pinned(nodes, degree))
         legal = [d for d in self.degrees if cuts and all(cut.size % d == 0 for cut in cuts)]
-        layouts, bordered = (
-            [
-                layout
-                for degree in degrees
-                for layout in find(piece, degree, roles, grads, self._pinned(nodes, degree))
-            ]
-            for find, degrees in ((find_layouts, legal), (find_bordered, self.degrees))
-        )
-        kept = [lay for lay in bordered if lay.axis == "cp" or not cuts or lay.degree in legal]
+        whole: dict[str, Placement] = {self._name(node): Replicate() for node in nodes}
+        layouts: list[Layout] = []
+        bordered: list[Layout] = []
+        for degree in self.degrees:
+            pinned = self._pinned(nodes, degree)
+            if degree in legal:
+                layouts += find_layouts(piece, degree, roles, grads, pinned)
+            elif cuts:  # sequences may be cut all the same
+                pinned = whole
+            bordered += find_bordered(piece, degree, roles, grads, pinned)
         made = count(piece.module, make_inputs, roles)
-        return made, Structure(key, made.work, tuple(layouts), cuts, tuple(kept))
+        return made, Structure(key, made.work, tuple(layouts), cuts, tuple(bordered))
 
     def _pinned(self, nodes: Sequence[fx.Node], degree: int) -> dict[str, Placement]:
         """One placement for all groups that share a state: cut dim 0 of a matrix if that goes."""

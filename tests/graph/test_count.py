@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlplace.graph import library
-from rlplace.graph.count import Role, count, measure
+from rlplace.graph.count import Role, count
 from rlplace.graph.types import Affine, Work
 
 FAMILIES = ["gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "dlrm"]
@@ -42,7 +42,7 @@ def work_of(
         pairs = zip(shapes, grads, strict=True)
         return [torch.empty(s, device="meta", requires_grad=g) for s, g in pairs]
 
-    return measure(module, inputs, roles)
+    return count(module, inputs, roles).work
 
 
 def test_linear_counts_two_flops_a_multiply_add_and_twice_that_backward() -> None:
@@ -147,7 +147,7 @@ def test_stand_ins_cost_nothing() -> None:
     def inputs(batch: int) -> list[Tensor]:
         return [torch.empty(batch, 4, device="meta", requires_grad=True)]
 
-    work = measure(module, inputs, ["activation"], {collective: lambda x: x * 1.0})
+    work = count(module, inputs, ["activation"], {collective: lambda x: x * 1.0}).work
     assert work.kernels == 1
     assert work.moved == Affine(0.0, 8.0)
 
@@ -232,6 +232,74 @@ def test_the_part_of_the_core_attention() -> None:
     work = work_of(attention, [(1, 2, 5, 4), (4, 12)], ["activation", "param"])
     assert work.attention_flops == Affine(2 * 2 * (5 * 5 * 4) * 2)
     assert work.flops == work.attention_flops + Affine(2 * (2 * 5) * 4 * 12)
+
+
+def _roles(work: Work) -> list[tuple[str, str, int]]:
+    return sorted((p.kind, p.role, p.count) for p in work.products)
+
+
+def test_the_backward_pass_tells_gradients_of_inputs_from_those_of_weights() -> None:
+    def mlp(x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
+        return F.linear(torch.relu(F.linear(x, up, bias)), down)
+
+    shapes = [(8, 16), (32, 16), (32,), (16, 32)]
+    states: list[Role] = ["param", "param", "param"]
+    works = [work_of(mlp, shapes, [role, *states]) for role in ("activation", "constant")]
+    for work, inputs in zip(works, (2, 1), strict=True):
+        found = [p.role for p in work.products for _ in range(p.count)]
+        assert sorted(found) == ["forward"] * 2 + ["input"] * inputs + ["weight"] * 2
+    sizes = {(p.rows(1), p.columns(1), p.depth(1)) for p in works[0].products if p.role == "weight"}
+    assert sizes == {(32, 16, 8), (16, 32, 8)}
+
+
+def test_a_weight_that_is_used_twice_or_scaled_has_gradients_of_weights_alone() -> None:
+    def twice(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(F.linear(x, weight), 0.5 * weight)
+
+    work = work_of(twice, [(8, 16), (16, 16)], ["activation", "param"])
+    assert _roles(work) == [
+        ("matmul", "forward", 2),
+        ("matmul", "input", 2),
+        ("matmul", "weight", 2),
+    ]
+
+
+def test_products_of_activations_have_gradients_of_inputs_alone() -> None:
+    work = work_of(torch.bmm, [(3, 4, 4), (3, 4, 4)], ["activation", "activation"])
+    assert _roles(work) == [("matmul", "forward", 1), ("matmul", "input", 2)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_one_product_a_head(causal: bool) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=0.1)
+
+    shapes = [(2, 4, 6, 8), (2, 4, 10, 8), (2, 4, 10, 8)]
+    work = work_of(attention, shapes, ["activation"] * 3)
+    assert _roles(work) == [("attention", "forward", 1), ("attention", "input", 1)]
+    for product in work.products:
+        sizes = (product.batch, product.rows, product.columns, product.depth)
+        assert sizes == (Affine(8), Affine(6), Affine(10), Affine(8))
+        assert product.causal == causal
+    assert work.dropped_scores == work.score_floats == Affine(8 * 6 * 10)
+
+
+def test_redoing_all_but_products_keeps_what_they_make() -> None:
+    def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(torch.tanh(F.gelu(F.linear(torch.exp(x), up))), down)
+
+    work = work_of(mlp, [(8, 16), (32, 16), (16, 32)], ["activation", "param", "param"])
+    assert work.saved == Affine(8 * 16 + 2 * 8 * 32)  # exp, and what gelu and tanh keep
+    assert work.kept_by_ops == Affine(8 * 32)
+
+
+def test_products_of_layouts_add_up(model: tuple[str, library.Spec]) -> None:
+    for structure in library.build(model[1].name).structures:
+        for layout in (*structure.layouts, *structure.bordered):
+            work = layout.work
+            total = sum((p.flops for p in work.products), Affine())
+            assert total == work.flops + work.backward_flops
+            assert layout.gathered(4) <= work.saved(4)
 
 
 def test_fused_kernels_move_less(model: tuple[str, library.Spec]) -> None:

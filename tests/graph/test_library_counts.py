@@ -35,7 +35,7 @@ from rlplace.graph import library
 from rlplace.graph.capture import capture
 from rlplace.graph.models.named import MODELS
 from rlplace.graph.models.shapes import Mixtral
-from rlplace.graph.types import OpGraph, Work
+from rlplace.graph.types import Affine, OpGraph, Work
 
 TINY = sorted(name for name in MODELS if name.endswith("-tiny"))
 BATCH = 4
@@ -88,6 +88,20 @@ def test_flops_are_those_of_a_real_run(name: str) -> None:
     assert sum(w.flops(BATCH) for w in made.works) == forward.get_total_flops() + experts
     measured = backward.get_total_flops() + 2 * experts
     assert sum(w.backward_flops(BATCH) for w in made.works) == measured
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_products_add_up_to_the_flops(name: str) -> None:
+    for structure in case(name).graph.structures:
+        work = structure.work
+        totals = {"forward": Affine(), "backward": Affine()}
+        for product in work.products:
+            phase = "forward" if product.role == "forward" else "backward"
+            totals[phase] = totals[phase] + product.flops
+        assert totals == {"forward": work.flops, "backward": work.backward_flops}
+        forward = [p for p in work.products if p.role == "forward"]
+        assert sum(p.count for p in forward) == work.matmuls
+        assert sum(p.moved(BATCH) for p in forward) <= work.moved(BATCH)
 
 
 def _experts_flops(shape: Any) -> int:

@@ -67,6 +67,8 @@ def make_gpt(shape: Gpt) -> nn.Module:
         "attn_pdrop": shape.dropout,
         "resid_pdrop": shape.dropout,
         "embd_pdrop": shape.dropout,
+        # The same function as GPT-2's own (tanh, written out), in one op that saves its input.
+        "activation_function": "gelu_pytorch_tanh",
     }
     model: Any = from_hub("GPT2", "GPT2LMHeadModel", _decoder(shape) | config)
     model.loss_type = "ForCausalLM"  # else it logs that it has to guess

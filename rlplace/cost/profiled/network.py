@@ -53,7 +53,8 @@ class ClusterNetwork:
 class BandwidthFit:
     """Bandwidth that grows with the message: ``c2 x**2 + c1 x + c0`` GB/s, x = log2(megabytes).
 
-    A falling branch of the parabola is left out: beyond its summit the summit holds.
+    Outside its range a parabola says nothing: messages below a megabyte have the bandwidth of one
+    of that, and beyond its summit the summit holds.
     """
 
     c2: float
@@ -61,14 +62,14 @@ class BandwidthFit:
     c0: float
 
     def seconds(self, size: float) -> float:
-        """Seconds for `size` bytes; a message below a kilobyte takes as long as one of that."""
+        """Seconds for `size` bytes."""
         if size <= 0.0:
             return 0.0
-        place = math.log2(max(size, 1e3) / 1e6)
+        place = math.log2(size / 1e6)
         if self.c2 < 0.0:
             place = min(place, -self.c1 / (2 * self.c2))
-        rate = self.c2 * place**2 + self.c1 * place + self.c0
-        return max(size, 1e3) / (max(rate, 1e-3 * self.c0) * 1e9)
+        place = max(place, 0.0)
+        return size / ((self.c2 * place**2 + self.c1 * place + self.c0) * 1e9)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ class LinkKind:
     Args:
         place: ``intra`` joins the devices of a node, ``nic`` nodes.
         latency: Seconds a message or a step.
-        efficiency: Share of the wire that a large collective reaches; `NVLINK_EFFICIENCY` is a factor.
+        efficiency: Share of the wire that a large collective reaches, for NVLink times
+            `NVLINK_EFFICIENCY`.
         fill: Part of a tensor that a node waits for before it passes it on.
     """
 

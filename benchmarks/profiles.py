@@ -49,7 +49,7 @@ from rlplace.units import GIB, MIB
 DATA = Path(__file__).parents[2] / "shared" / "data" / "profiles"
 
 #: Megatron reduces gradients after the last backward pass.
-MEGATRON = Framework("megatron", overlap_reduce=False)
+MEGATRON = Framework("megatron", overlap_reduce=0.0)
 
 #: Size -> (layers, V100-32).
 ACESO = {

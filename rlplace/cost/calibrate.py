@@ -218,7 +218,7 @@ def _solve(
     low = np.array([limits.encode(limits.low) for limits in ranges])
     high = np.array([limits.encode(limits.high) for limits in ranges])
     margin = 1e-3 * (high - low)
-    start = np.array([r.encode(values[n]) for r, n in zip(ranges, names, strict=True)])
+    start = np.array([r.encode(r.start(values[n])) for r, n in zip(ranges, names, strict=True)])
     last: dict[bytes, Floats] = {}
 
     def decoded(numbers: Floats) -> dict[str, float]:

@@ -36,6 +36,10 @@ class Range:
         """Whether equal steps are equal factors."""
         return self.low > 0.0
 
+    def start(self, value: float) -> float:
+        """Where a fit begins: a factor that is not above its lowest value in the middle."""
+        return math.sqrt(self.low * self.high) if value <= self.low and self.logarithmic else value
+
     def encode(self, value: float) -> float:
         """The number that a fit works with."""
         inside = min(max(value, self.low), self.high)
@@ -50,18 +54,26 @@ class Range:
         return self.low + number * (self.high - self.low)
 
 
+_SHARE, _EFFICIENCY, _LAUNCH = Range(0.0, 1.0), Range(0.02, 1.0), Range(1e-7, 1e-2)
 #: Of constants whose meaning bounds them; all others stay within `_FACTOR` of where they start.
 RANGES: dict[str, Range] = {
-    "max_efficiency": Range(0.02, 1.0),
-    "memory_efficiency": Range(0.02, 1.0),
-    "efficiency": Range(0.02, 1.0),
-    "overlap": Range(0.0, 1.0),
-    "fragmentation": Range(0.0, 1.0),
-    "launch": Range(1e-7, 1e-2),
-    "backward_launch": Range(1e-7, 1e-2),
-    "launch_overhead": Range(1e-7, 1e-2),
+    "max_efficiency": _EFFICIENCY,
+    "memory_efficiency": _EFFICIENCY,
+    "attention_efficiency": _EFFICIENCY,
+    "efficiency": _EFFICIENCY,
+    "overlap": _SHARE,
+    "overlap_reduce": _SHARE,
+    "overlap_gather": _SHARE,
+    "fusion": _SHARE,
+    "fragmentation": _SHARE,
+    "cached": _SHARE,
+    "launch": _LAUNCH,
+    "backward_launch": _LAUNCH,
+    "collective_launch": _LAUNCH,
+    "launch_overhead": _LAUNCH,
     "latency": Range(1e-7, 1.0),
     "step_overhead": Range(1e-4, 60.0),
+    "attention": Range(0.1, 10.0),
 }
 _FACTOR = 30.0
 

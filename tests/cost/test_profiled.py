@@ -53,7 +53,7 @@ PROFILE = Profile(
 )
 GRAPH = profile_graph(PROFILE)
 #: Gradients are reduced after the backward pass.
-LATE = Framework("late", overlap_reduce=False)
+LATE = Framework("late", overlap_reduce=0.0)
 
 
 def instance(

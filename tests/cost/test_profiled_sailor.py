@@ -90,7 +90,7 @@ def test_a_measured_plan_on_slow_links() -> None:
     graph = profile_graph(profile)
     kinds = ("RTX-3090", "RTX-2080", "Titan-RTX", "RTX-2080")
     cluster = sailor_cluster(SHARED, [(kind, 8) for kind in kinds])
-    framework = Framework("megatron-deepspeed", overlap_reduce=False)
+    framework = Framework("megatron-deepspeed", overlap_reduce=0.0)
     instance = Instance(graph, cluster, 256, "fp32", framework=framework)
     mesh = Mesh(tuple(range(32)), 4, 1, 1, 8)
     stage = Stage(0, 26, mesh, (GroupChoice("shard"),) * 26)

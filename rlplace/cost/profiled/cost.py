@@ -84,8 +84,8 @@ class ProfiledCost:
         gather, scatter, reduce, publish = self._states_traffic(instance, work, choice, mesh)
         overlaps = min(instance.cluster.kind(device).overlap for device in mesh.devices)
         framework = instance.execution
-        hidden = overlaps if framework.overlap_reduce else 0.0
-        ahead = overlaps if framework.overlap_gather else 0.0
+        hidden = overlaps * framework.overlap_reduce
+        ahead = overlaps * framework.overlap_gather
         backward = max(point.backward for point in points) + (forward if redo else 0.0)
         return GroupCost(
             forward=forward + max(0.0, gather - ahead * forward),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from rlplace.errors import InputError
-from rlplace.graph.count import Role, count
+from rlplace.graph.count import count
 from rlplace.graph.program import Piece
 from rlplace.graph.shapes import BATCHES, stand_in
 from rlplace.graph.sharding.axis import COLLECTIVES, MetaAxis, use_axis
@@ -33,6 +33,7 @@ from rlplace.graph.sharding.lower import Assignment, lower
 from rlplace.graph.sharding.owned_rules import sent_values
 from rlplace.graph.sharding.rules import REPLICATE
 from rlplace.graph.sharding.search import Search
+from rlplace.graph.tape import Role
 from rlplace.graph.types import Affine, Collective, Cut, Layout, Placement, Shard
 
 #: FLOPs that an element in a collective is worth, in the order in which the search tries them: an

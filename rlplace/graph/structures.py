@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor, fx
 
 from rlplace.graph.attention_layout import lay_out_attention
-from rlplace.graph.count import Count, Role, count
+from rlplace.graph.count import Count, count
 from rlplace.graph.groups.drafts import Draft
 from rlplace.graph.layouts import find_bordered, find_layouts, legal_cuts_of
 from rlplace.graph.program import Piece, Program, extract
 from rlplace.graph.shapes import describe, stand_in
+from rlplace.graph.tape import Role
 from rlplace.graph.tracing.regions import stops_gradient
 from rlplace.graph.types import Layout, Placement, Replicate, Shard, Structure
 

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from rlplace.graph.coarsen import coarsen
-from rlplace.graph.count import Role
 from rlplace.graph.program import Piece, Program, export_program, extract
+from rlplace.graph.tape import Role
 
 VOCAB, LENGTH = 256, 16
 

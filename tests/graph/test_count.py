@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlplace.graph import library
-from rlplace.graph.count import Role, count
+from rlplace.graph.count import count
+from rlplace.graph.tape import Role
 from rlplace.graph.types import Affine, Work
 
 FAMILIES = ["gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral", "dlrm"]

@@ -97,7 +97,7 @@ def _row(line: int, columns: Columns) -> Row:
     bf16 = columns["dtype"].startswith("bf16")
     workload = Workload(
         graph=gpt(columns, tp, vocab=padded(integer(columns["vocab"]), tp), dropout=0.1),
-        cluster=ClusterSpec(columns["gpu"], gpus, integer(columns["gpus_per_node"]), "ib400"),
+        cluster=ClusterSpec(columns["gpu"], gpus, integer(columns["gpus_per_node"]), "opa400"),
         global_batch=integer(columns["global_batch"]),
         precision="bf16-mixed-fp32grad" if bf16 else "fp16-mixed",
         framework="megatron-deepspeed",

@@ -2,7 +2,7 @@
 
 bf16 weights with fp32 gradient accumulation, sequence parallelism beside tensor parallelism, no
 recompute, 1F1B, flash attention; hosts of 8 with 3200 Gb/s. Nanotron cuts the pipeline by the
-FLOPs of its blocks. Rows marked ``failed`` mix causes and rows marked INCONSISTENT contradict
+weights of its blocks. Rows marked ``failed`` mix causes and rows marked INCONSISTENT contradict
 themselves: neither is used. Step times follow from tokens a second.
 """
 
@@ -36,7 +36,7 @@ def _row(line: int, columns: Columns) -> Row:
     tied = columns["tie_embed"] == "1"
     workload = Workload(
         graph=llama(columns, tp, tie_embeddings=tied),
-        cluster=ClusterSpec("H100-80", gpus, 8, "ib3200"),
+        cluster=ClusterSpec("H100-80", gpus, 8, "efa3200"),
         global_batch=batch,
         precision="bf16-mixed-fp32grad",
         framework="nanotron",
@@ -50,7 +50,7 @@ def _row(line: int, columns: Columns) -> Row:
         "micro_batch": integer(columns["micro_batch"]),
         "zero": zero,
         "sequence_parallel": tp > 1,
-        "blocks": "flops",
+        "blocks": "weights",
     }
     tokens = number(columns["tokens_per_s_gpu"])
     memory = number(columns["peak_mem_gb"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -45,7 +45,7 @@ def estimate_row(row: Row) -> Result:
     try:
         estimator = estimator_of(row.workload)
         if not row.tries:
-            return result_of(row, estimator.estimate(make_plan(estimator.instance, plan)))
+            return _judge(row, estimator, plan)
         return _best_of(row, estimator)
     except InputError as error:
         return Result(row, problem=str(error).split("\n")[0])
@@ -56,38 +56,51 @@ def _best_of(row: Row, estimator: Estimator) -> Result:
     found = []
     for size in row.tries:
         try:
-            plan = make_plan(estimator.instance, row.plan | {"micro_batch": size})
+            found.append(_judge(row, estimator, row.plan | {"micro_batch": size}))
         except InputError:  # does not divide the batch
             continue
-        found.append(result_of(row, estimator.estimate(plan)))
     if not found:
         return Result(row, problem="no micro-batch divides the batch")
     return min(found, key=lambda result: (not result.feasible, result.step_time))
 
 
-def result_of(row: Row, estimate: Estimate) -> Result:
+def _judge(row: Row, estimator: Estimator, plan: dict[str, Any]) -> Result:
+    estimate = estimator.estimate(make_plan(estimator.instance, plan))
+    return result_of(row, estimate, estimator.instance)
+
+
+def result_of(row: Row, estimate: Estimate, instance: Instance) -> Result:
     """What a row's table measured, as the estimate has it."""
     heaviest = max(estimate.stages, key=lambda stage: stage.forward + stage.backward)
     use = max(estimate.memory, key=lambda use: use.total)
     seconds = ("forward", "backward", "reduce", "optimizer", "idle", "in_flight")
     details = {name: float(getattr(heaviest, name)) for name in seconds}
-    details |= {f"memory_{name}": getattr(use, name) for name in _memory_fields()}
+    details |= {f"memory_{f.name}": getattr(use, f.name) for f in fields(use)}
     return Result(
         row=row,
         step_time=estimate.step_time,
-        memory=memory_of(estimate, row.measured.memory_kind),
+        memory=memory_of(estimate, row.measured.memory_kind, instance),
         feasible=estimate.feasible,
         details=details,
     )
 
 
-def memory_of(estimate: Estimate, kind: MemoryKind) -> float:
-    """Bytes of the device that uses most, of what a figure of this kind counts."""
+def memory_of(estimate: Estimate, kind: MemoryKind, instance: Instance) -> float:
+    """Bytes of the device that uses most, of what a figure of this kind counts.
+
+    All tables are of clusters of one kind of device. What the allocator caches ends where the
+    device does.
+    """
+    device = instance.cluster.kinds[0]
+    context = device.reserve + instance.execution.reserve
     if kind == "activations":
         return max(use.activations for use in estimate.memory)
-    if kind == "driver":
-        return max(use.total for use in estimate.memory)
-    return max(use.total - use.reserve for use in estimate.memory)
+    if kind == "allocated":
+        return max(use.held + use.transient for use in estimate.memory)
+    seen = max(
+        max(use.total, min(use.total + use.cached, device.memory)) for use in estimate.memory
+    )
+    return seen if kind == "driver" else seen - context
 
 
 @cache
@@ -157,26 +170,29 @@ def layers_of(graph: OpGraph) -> list[int]:
     return found
 
 
-def flops_blocks(graph: OpGraph, stages: int) -> tuple[int, ...]:
-    """Nanotron's cuts: whole layers; a stage ends with the block that passes its share of FLOPs.
+def weighed_blocks(graph: OpGraph, stages: int) -> tuple[int, ...]:
+    """Nanotron's cuts: a stage ends with the layer that passes its share of the weights.
+
+    Counted are the weights of matmuls; embedding and head are blocks as layers are. Every stage has
+    a block (in Nanotron the loss alone may be one).
 
     Raises:
-        InputError: If a stage would be empty.
+        InputError: If there are fewer blocks than stages.
     """
-    owners = layers_of(graph)
-    costs: dict[int, float] = {}
+    owners, weights = layers_of(graph), dict.fromkeys(layers_of(graph), 0.0)
+    if len(weights) < stages:
+        raise InputError("pp", stages, f"more stages than the {len(weights)} blocks", len(weights))
     for group, owner in zip(graph.groups, owners, strict=True):
-        costs[owner] = costs.get(owner, 0.0) + graph.structure(group.index).work.flops(1)
-    total, done = sum(costs.values()), 0.0
+        work = graph.structure(group.index).work
+        weights[owner] += work.params if work.flops(1) else 0.0
+    total, done = sum(weights.values()), 0.0
     cuts: list[int] = []
-    for owner, cost in costs.items():
-        done += cost
-        if len(cuts) < stages - 1 and done > total * (len(cuts) + 1) / stages:
-            cuts.append(owner + 1)
-    places = tuple(owners.index(owner) for owner in cuts if owner in owners)
-    if len(places) < stages - 1:
-        raise InputError("pp", stages, f"more stages than the {len(costs)} blocks can fill")
-    return places
+    for index, (owner, weight) in enumerate(weights.items()):
+        done += weight
+        behind, blocks_left = stages - 1 - len(cuts), len(weights) - 1 - index
+        if behind and (done > total * (len(cuts) + 1) / stages or blocks_left == behind):
+            cuts.append(owners.index(owner + 1))
+    return tuple(cuts)
 
 
 def counted_ends(graph: OpGraph, stages: int) -> tuple[int, ...]:
@@ -187,7 +203,7 @@ def counted_ends(graph: OpGraph, stages: int) -> tuple[int, ...]:
 
 
 CUTS: dict[str, Callable[[OpGraph, int], tuple[int, ...]]] = {
-    "flops": flops_blocks,
+    "weights": weighed_blocks,
     "ends": counted_ends,
 }
 
@@ -220,7 +236,3 @@ def _recompute_every(plan: Plan, graph: OpGraph, every: int) -> Plan:
 @cache
 def _plan_arguments() -> frozenset[str]:
     return frozenset(inspect.signature(uniform_plan).parameters) | EXTRAS
-
-
-def _memory_fields() -> tuple[str, ...]:
-    return ("params", "gradients", "optimizer", "activations", "logits", "transient", "reserve")

@@ -11,10 +11,10 @@ from benchmarks.fidelity_tables.workloads import (
     cluster_of,
     counted_ends,
     estimate_row,
-    flops_blocks,
     layers_of,
     make_plan,
     memory_of,
+    weighed_blocks,
 )
 from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError
@@ -51,15 +51,18 @@ def test_groups_belong_to_layers_and_to_the_ends(instance: Instance) -> None:
 
 def test_a_stage_ends_with_the_block_that_passes_its_share(instance: Instance) -> None:
     graph = instance.graph
-    loads = [graph.structure(group.index).work.flops(1) for group in graph.groups]
-    (cut,) = flops_blocks(graph, 2)
+    works = [graph.structure(group.index).work for group in graph.groups]
+    weights = [work.params if work.flops(1) else 0 for work in works]
+    (cut,) = weighed_blocks(graph, 2)
     assert layers_of(graph)[cut] != layers_of(graph)[cut - 1]
-    assert sum(loads[:cut]) > sum(loads) / 2 >= sum(loads[: cut - 2])
+    assert sum(weights[:cut]) > sum(weights) / 2 >= sum(weights[: cut - 2])
 
 
-def test_more_stages_than_blocks_are_refused(instance: Instance) -> None:
+def test_every_stage_has_a_block(instance: Instance) -> None:
+    # Embedding, six layers, head: as many blocks as stages, whatever they weigh.
+    assert weighed_blocks(instance.graph, 8) == (1, 3, 5, 7, 9, 11, 13)
     with pytest.raises(InputError, match="more stages"):
-        flops_blocks(instance.graph, 8)
+        weighed_blocks(instance.graph, 9)
 
 
 def test_embedding_and_head_count_as_a_layer_each(instance: Instance) -> None:
@@ -88,7 +91,7 @@ def test_a_row_is_estimated_and_its_instance_shared(row: Row) -> None:
     assert found.feasible
     assert found.step_time > 0.0
     assert found.memory == pytest.approx(
-        sum(v for name, v in found.details.items() if name.startswith("memory_"))
+        sum(v for name, v in found.details.items() if name.startswith("memory_")), rel=1e-3
     )
     before = workloads.estimator_of.cache_info().misses
     again = estimate_row(replace(row, plan=row.plan | {"micro_batch": 2}))
@@ -115,10 +118,19 @@ def test_what_cannot_be_asked_is_a_problem(row: Row) -> None:
 
 def test_memory_counts_what_the_figure_counts(instance: Instance) -> None:
     estimate = Estimator(instance).estimate(make_plan(instance, {"micro_batch": 1}))
-    driver, tensors = (memory_of(estimate, kind) for kind in ("driver", "allocated"))
-    assert driver == max(estimate.peak_memory)
-    assert tensors == pytest.approx(driver - estimate.memory[0].reserve)
-    assert 0.0 < memory_of(estimate, "activations") < tensors
+    use = estimate.memory[0]
+    busy = replace(estimate, memory=(replace(use, cached=1e9, reserve=use.reserve + 2e9),))
+    context = instance.cluster.kinds[0].reserve + instance.execution.reserve
+    assert memory_of(busy, "allocated", instance) == use.held + use.transient
+    assert memory_of(busy, "driver", instance) == pytest.approx(use.total + 3e9)
+    assert memory_of(busy, "reserved", instance) == pytest.approx(use.total + 3e9 - context)
+    assert memory_of(busy, "activations", instance) == use.activations > 0.0
+
+
+def test_what_is_cached_ends_where_the_device_does(instance: Instance) -> None:
+    estimate = Estimator(instance).estimate(make_plan(instance, {"micro_batch": 1}))
+    greedy = replace(estimate, memory=(replace(estimate.memory[0], cached=1e12),))
+    assert memory_of(greedy, "driver", instance) == instance.cluster.kinds[0].memory
 
 
 def test_a_part_of_a_host_and_a_slow_network() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -246,8 +245,7 @@ class Cluster:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything but the name."""
-        content = asdict(self) | {"name": ""}
-        text = json.dumps(content, sort_keys=True)
+        text = repr(replace(self, name=""))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @staticmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlplace.cluster.types import Cluster, DeviceKind
+from rlplace.cluster.types import Cluster, CollectiveKind, DeviceKind
 from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
 from rlplace.cost.compute import Compute, compute, slower
@@ -150,15 +150,25 @@ class AnalyticCost:
     def transfer(
         self, instance: Instance, source: Mesh, target: Mesh, floats: float, other: float
     ) -> float:
-        """See `rlplace.cost.types.CostModel.transfer`; each tp rank gets a copy of its own."""
+        """See `rlplace.cost.types.CostModel.transfer`.
+
+        Each tp rank gets a copy of its own, or its part, and gathers the others'.
+        """
         size = floats * instance.bytes.activation + other
-        key = (instance.cluster.fingerprint, source, target, size)
+        parts = instance.execution.parts
+        key = (instance.cluster.fingerprint, source, target, size, parts)
         if key not in self._transfers:
-            self._transfers[key] = _transfer(instance.cluster, source, target, size)
+            self._transfers[key] = _transfer(self, instance.cluster, source, target, size, parts)
         return self._transfers[key]
 
 
-def _transfer(cluster: Cluster, source: Mesh, target: Mesh, size: float) -> float:
+def _transfer(
+    cost: AnalyticCost, cluster: Cluster, source: Mesh, target: Mesh, size: float, parts: bool
+) -> float:
+    if parts:
+        gathered = size / target.dp
+        gather = seconds("all_gather", gathered, cost.view(cluster, target).tp)
+        return point_to_point(cluster, source.devices, target.devices, size) + gather
     senders = source.devices[:: source.tp]
     receivers = target.devices[:: target.tp]
     once = point_to_point(cluster, senders, receivers, size)
@@ -283,23 +293,30 @@ def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
     ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and gathers the updated weights;
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers before every pass.
     """
-    looks, work, zero = share.looks, share.work, share.choice.zero
+    looks, work, zero, run = share.looks, share.work, share.choice.zero, share.instance.execution
     ranks = looks.shard.ranks
     gradients = float(work.params * share.instance.bytes.gradient)
     weights = float(work.params * share.instance.bytes.weight)
-    if zero == 0 or ranks == 1:
-        return 0.0, 0.0, seconds("all_reduce", gradients, looks.dp), 0.0
-    scatter = seconds("reduce_scatter", gradients, looks.shard)
-    across = seconds("all_reduce", gradients / ranks, looks.replicate)
     publish = seconds("all_gather", weights, looks.shard)
-    if zero == 1 and not share.instance.execution.scatters:
-        return 0.0, 0.0, seconds("all_reduce", gradients, looks.dp), publish
+    if zero == 0 or ranks == 1:
+        return 0.0, 0.0, _bucketed("all_reduce", gradients, looks.dp, run.bucket), 0.0
+    if zero == 1 and not run.scatters:
+        return 0.0, 0.0, _bucketed("all_reduce", gradients, looks.dp, run.bucket), publish
+    scatter = _bucketed("reduce_scatter", gradients, looks.shard, run.bucket)
+    across = _bucketed("all_reduce", gradients / ranks, looks.replicate, run.bucket / ranks)
     if zero == 1:
         return 0.0, 0.0, scatter + across, publish
     if zero == 2:
         return 0.0, scatter, across, publish
     frozen = float(work.frozen_params * share.instance.bytes.weight)
     return seconds("all_gather", weights + frozen, looks.shard), scatter, across, 0.0
+
+
+def _bucketed(kind: CollectiveKind, size: float, ring: Ring, bucket: float) -> float:
+    """Seconds of a collective on `size` bytes, `bucket` of them at a time."""
+    if not 0.0 < bucket < size:
+        return seconds(kind, size, ring)
+    return size / bucket * seconds(kind, bucket, ring)
 
 
 def _accumulate_seconds(share: _Share) -> float:

@@ -31,10 +31,13 @@ class Framework:
         attention: Speed of its flash attention kernel, relative to the second generation's.
         overlap_reduce: Share of the gradient reduction that may hide behind the last backward.
         overlap_gather: Share of ZeRO's gathers and scatters that may hide behind compute.
+        bucket: Bytes of gradients that are reduced at a time; 0 for each group's all at once.
         scatters: Whether ZeRO-1 reduce-scatters gradients; otherwise it all-reduces them and each
             rank takes its part.
         regather: Whether sequence parallelism keeps the shard only and gathers again in the
             backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+        parts: Whether between stages each tp rank sends its own part of what all of them hold (the
+            ranks of the next stage gather it), not the whole.
         reserve: Bytes that it takes on top of the device's own reserve.
         fragmentation: Share of states and activations that the allocator needs on top.
         cached: Share of them that the allocator keeps beyond that where there is room: what the
@@ -52,8 +55,10 @@ class Framework:
     attention: float = 1.0
     overlap_reduce: float = 1.0
     overlap_gather: float = 1.0
+    bucket: float = 0.0
     scatters: bool = True
     regather: bool = False
+    parts: bool = False
     reserve: float = 0.0
     fragmentation: float = 0.0
     cached: float = 0.0

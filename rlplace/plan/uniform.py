@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlplace.errors import InputError
-from rlplace.plan.check import legal_micro_batches
+from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.types import OpGraph
+from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.degrees import nearest, refuse_degree, refuse_unknown_degree
 from rlplace.plan.schedules import refuse_name
 from rlplace.plan.tied import settle
@@ -132,8 +133,6 @@ def _choices(
     """One choice for each group."""
     graph = instance.graph
     if sequence_parallel and tp > 1:
-        from rlplace.graph.agree import sequence_layouts
-
         names = tuple(layout.name for layout in sequence_layouts(graph, tp))
     else:
         last = [structure.layouts_at(tp)[-1].name for structure in graph.structures]

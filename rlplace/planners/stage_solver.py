@@ -165,11 +165,14 @@ class StageSolver:
 
     def _limit(self, mesh: Mesh) -> float:
         """Bytes for states and activations on the tightest device of the mesh."""
-        kinds = {self.instance.cluster.devices[d].kind: d for d in mesh.devices}
-        return min(
-            self.instance.memory_limit(device) - self.instance.cluster.kind(device).reserve
+        instance = self.instance
+        kinds = {instance.cluster.devices[d].kind: d for d in mesh.devices}
+        free = min(
+            instance.memory_limit(device) - instance.cluster.kind(device).reserve
             for device in kinds.values()
         )
+        execution = instance.execution
+        return (free - execution.reserve) / (1.0 + execution.fragmentation)
 
     def _table(self, mesh: Mesh, micro_batches: int, in_flight: int) -> _Table:
         key = (self.mesh_class(mesh), micro_batches, in_flight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -106,10 +106,15 @@ class Estimator:
         """The estimate of a legal plan (legality is not checked here)."""
         self.evaluations += 1
         run = self._run(plan)
-        step_time = run.times.seconds
+        execution = self.instance.execution
+        step_time = run.times.seconds + execution.step_overhead
         parts = self._parts(plan, run)
         used = [
-            (alike, replace(use, reserve=alike.reserve), phase)
+            (
+                alike,
+                use.within(alike.reserve, execution.fragmentation, execution.cached),
+                phase,
+            )
             for mesh, (use, phase) in zip(run.lanes, _uses(run, parts), strict=True)
             for alike in self._alike(mesh)
         ]
@@ -118,6 +123,7 @@ class Estimator:
         samples = self.instance.global_batch
         return Estimate(
             step_time=step_time,
+            band=(step_time * execution.band[0], step_time * execution.band[1]),
             peak_memory=totals,
             feasible=not reasons,
             reasons=reasons,
@@ -251,7 +257,7 @@ class Estimator:
                 _Alike(
                     kind,
                     self.instance.memory_limit(own[0]),
-                    float(cluster.kind(own[0]).reserve),
+                    cluster.kind(own[0]).reserve + self.instance.execution.reserve,
                     tuple(own),
                 )
                 for kind, own in found.items()

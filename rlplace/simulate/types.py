@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class MemoryUse:
         logits: Class scores that the loss keeps (log-probabilities in fp32).
         transient: What comes and goes while an op runs.
         reserve: What the runtime and the allocator take for themselves.
+        cached: What the allocator keeps where there is room, and could do without: the driver's
+            tool shows it, but it is not in `total`.
     """
 
     params: float = 0.0
@@ -56,6 +58,7 @@ class MemoryUse:
     logits: float = 0.0
     transient: float = 0.0
     reserve: float = 0.0
+    cached: float = 0.0
 
     @property
     def held(self) -> float:
@@ -66,6 +69,11 @@ class MemoryUse:
     def total(self) -> float:
         """Sum of all causes."""
         return self.held + self.transient + self.reserve
+
+    def within(self, reserve: float, fragmentation: float, cached: float) -> MemoryUse:
+        """The same with what is taken on top: `reserve` bytes, and shares of all the rest."""
+        own = self.held + self.transient
+        return replace(self, reserve=reserve + fragmentation * own, cached=cached * own)
 
 
 def most_held(uses: Iterable[MemoryUse]) -> float:
@@ -132,6 +140,8 @@ class Estimate:
         reasons: What does not fit: device, bytes, limit.
         stages: Breakdown.
         memory: Breakdown by device.
+        band: Step times (s) between which eight of ten measurements lie, by the residuals of the
+            framework's calibration.
         tokens_per_s: Tokens (or samples, where a sample is one item) a second, all devices.
         mfu: Model FLOPs utilisation: model FLOPs of a step over step time and total peak.
         peak_phase: What each device does when it holds most, ``backward of micro-batch 0 (stage
@@ -149,6 +159,7 @@ class Estimate:
     mfu: float
     peak_phase: tuple[str, ...] = ()
     critical: CriticalPath = CriticalPath()
+    band: tuple[float, float] = (0.0, 0.0)
 
     @property
     def breakdown(self) -> tuple[StageEstimate, ...]:

@@ -6,7 +6,8 @@ same model, devices and sequence (Kendall's tau) and by what the predicted best 
 memory by the error and by what is said to fit. Healthy rows have at least half of the throughput
 of the best of their group. Rows that constants may be fitted to are a seeded sample, named in the
 output, and are no test rows. Published data is read from `$RLPLACE_DATA` or `--data`; a table that
-is absent is skipped.
+is absent is skipped. Capturing all graphs takes some minutes the first time; `--graphs` asks for
+fewer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script or as a module
@@ -33,22 +35,29 @@ from benchmarks.fidelity_tables.report import (
     time_table,
     write_residuals,
 )
-from benchmarks.fidelity_tables.types import Reading, Result
+from benchmarks.fidelity_tables.types import Result, Row
 from benchmarks.fidelity_tables.workloads import estimate_row
 
 
-def results_of(name: str, reading: Reading, progress: Progress) -> list[Result]:
-    """Estimates of all rows of a table."""
-    task = progress.add_task(name, total=len(reading.rows))
+def of_few_graphs(rows: list[Row], count: int | None) -> list[Row]:
+    """The rows of the `count` graphs that most rows have; all rows for None."""
+    graphs = Counter(row.workload.graph for row in rows)
+    chosen = {graph for graph, _ in graphs.most_common(count)}
+    return [row for row in rows if row.workload.graph in chosen]
+
+
+def results_of(name: str, rows: list[Row], progress: Progress) -> list[Result]:
+    """Estimates of rows of a table."""
+    task = progress.add_task(name, total=len(rows))
     found = []
-    for row in reading.rows:
+    for row in rows:
         found.append(estimate_row(row))
         progress.advance(task)
     return found
 
 
 def run(
-    names: list[str], data: Path, console: Console
+    names: list[str], data: Path, console: Console, graphs: int | None = None
 ) -> tuple[dict[str, Scores], dict[str, list[Result]]]:
     """Scores and results of the tables that are there."""
     found: dict[str, Scores] = {}
@@ -62,7 +71,8 @@ def run(
                 continue
             started = time.process_time()
             reading = read(data)
-            results[name] = results_of(name, reading, progress)
+            rows = of_few_graphs(reading.rows, graphs)
+            results[name] = results_of(name, rows, progress)
             found[name] = scores(results[name], reading)
             found[name]["cpu_seconds"] = time.process_time() - started
     return found, results
@@ -72,12 +82,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="folder of the published tables (default $RLPLACE_DATA)")
     parser.add_argument("--table", action="append", choices=TABLES, help="only this (repeatable)")
+    parser.add_argument("--graphs", type=int, help="only rows of this many graphs of a table")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--plots", type=Path, help="draw scatter plots into this folder")
     parser.add_argument("--residuals", type=Path, help="write every row to this CSV file")
     args = parser.parse_args()
     console = Console(width=120)
-    found, results = run(args.table or list(TABLES), data_folder(args.data), console)
+    found, results = run(args.table or list(TABLES), data_folder(args.data), console, args.graphs)
     for name, score in found.items():
         console.print("\n".join(notes(name, score)), highlight=False)
     console.print(time_table(found), memory_table(found))

@@ -2,12 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import fidelity
 from benchmarks.fidelity_tables.read import data_folder
+from benchmarks.fidelity_tables.types import GraphSpec
+from tests.benchmarks.results import result
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -23,6 +26,14 @@ def test_a_table_that_is_absent_is_skipped(
     shown = " ".join(capsys.readouterr().out.split())
     assert "nanotron: skipped, there is no nanotron_ultrascale.csv" in shown
     assert "0 rows" in shown
+
+
+def test_few_graphs_are_those_of_most_rows() -> None:
+    rows = [result(line=line).row for line in range(3)]
+    other = replace(rows[0].workload, graph=GraphSpec("llama", ()))
+    mixed = [*rows, replace(rows[0], line=9, workload=other)]
+    assert fidelity.of_few_graphs(mixed, 1) == rows
+    assert fidelity.of_few_graphs(mixed, None) == mixed
 
 
 def test_a_table_is_estimated_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,102 +1,229 @@
-"""Provable lower limits of the step time of an instance, under the analytic cost model."""
+"""Provable lower limits of the step time of an instance, under the analytic cost model.
+
+Every plan takes at least `bound` seconds, if it is legal and fits. What a group costs at least is
+in `rlplace.simulate.bounds`; here is what a step does at least, whatever its stages are. T is the
+step time, a *lane* is a mesh with all its stages, n its devices.
+
+*A lane.* Its devices run all micro-batches of all its groups, then the part of the gradient
+reduction that cannot hide, then the optimizer: T >= sum of `step` over its groups. When the last
+backward of any of its stages begins, all its forwards are done, and the reductions queue on one
+channel after that: T >= sum of `tail`. Before its first action, which is a forward of its first
+stage, the first micro-batch has passed all groups before it; of lanes in the order of their first
+stages, those of number l (from 0) have at least the first l groups before them. So both sums may
+begin with `head_l`, the forward of one micro-batch through the first l groups.
+
+*All lanes.* With weights w >= 0 for a device of each kind and g >= 0 for a lane, the inequalities
+of all devices and all lanes add up to
+
+    T * (sum of w over devices + g * lanes) >=
+        sum over groups of (n * w + g) * step + g * sum of heads over lanes
+
+where each group takes its part of its own mesh; a mesh of several kinds is no faster than any of
+them, and the mean of its devices no less than the least. The right side is at least its least over
+all ways to run each group: that is independent of the plan but for the number of micro-batches and
+of lanes, over which the least is taken. There are no more lanes than groups or devices. g = 0 is
+*work over speed*, with the optimizer and the exposed collectives; a large g is the *fill* of the
+pipeline and what forces large meshes, with their collectives, where lanes are few. Devices that
+share a core take turns and count as one, each with its part of what they wait for together.
+
+*Memory.* What the groups of a lane hold, states and one micro-batch, is at most the room of each of
+its devices. These inequalities are added with multipliers a >= 0 for a device and b >= 0 for a
+lane (Lagrangian relaxation): the right side gains (a * n + b) * held for each group, and loses
+a * room of all devices + b * room of the largest for each lane. A way that does not fit alone is
+none. So, where states do not fit, a plan has to shard them and pay ZeRO's traffic, to cut them and
+pay the layout's collectives, to redo or to offload, or to take many lanes and pay the fill.
+
+*Critical path.* The first micro-batch passes all groups forward and then backward; the gradients
+of parameters may be made later.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
 import numpy as np
 
-from rlplace.cluster.types import DeviceKind
-from rlplace.cost.compute import matmul_seconds
-from rlplace.graph.types import Affine, Structure, Work
-from rlplace.plan.types import Instance
+from rlplace.cost import memory
+from rlplace.graph.types import Layout
+from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.simulate.bounds.splits import Floats
+from rlplace.simulate.bounds.ways import Frame, Ways, room
+
+#: Multiples of the step time that a device's room is worth, by turns.
+_PRICES = (0.5, 2.0, 8.0)
 
 
 def bound(instance: Instance) -> float:
-    """The larger of two limits (seconds) that no plan can beat.
+    """Seconds that no legal plan that fits can beat; where none fits, that no plan can beat."""
+    if not _roomy(instance):
+        forced = _Relaxation(instance, tight=True).together()
+        if np.isfinite(forced):
+            return forced
+    return _Relaxation(instance, tight=False).together()
 
-    *Work over speed.* Group g on core c takes at least ``w_gc * x_gc`` seconds, where x_gc is the
-    share of the group's work done there and w_gc the seconds for all of it at the kind's best
-    efficiency. For any weights v_c, T * sum(v) >= sum_c v_c sum_g w_gc x_gc >=
-    sum_g min_c v_c w_gc; v_c = 1 / sum_g w_gc is used, which is exact on equal devices.
 
-    *Critical path.* One sample passes all groups forward and backward, one after another, each at
-    its best tp degree and kind.
+def limits(instance: Instance) -> dict[str, float]:
+    """What each limit is by itself (seconds), for reports; the largest is `bound`.
+
+    ``work`` over speed, with optimizer and exposed collectives; ``reduce``, work with the forward
+    passes and then all reductions; ``path`` of one micro-batch; ``lanes``, which is all of these
+    together with the fill and the number of lanes; and ``memory``, which is that with what the
+    memory limit forces (0 where it forces nothing).
     """
-    return max(_work_bound(instance), _path_bound(instance))
+    free = _Relaxation(instance, tight=False)
+    whole = free.together()
+    forced = bound(instance)
+    return free.alone() | {"lanes": whole, "memory": forced if forced > whole else 0.0}
 
 
-def _work_bound(instance: Instance) -> float:
-    cluster = instance.cluster
-    cores = {
-        (d.node, d.core) if d.core is not None else (-1, d.index): d.kind for d in cluster.devices
-    }
-    names = sorted({*cores.values()})
-    kinds = {kind.name: kind for kind in cluster.kinds}
-    count = np.array([sum(kind == name for kind in cores.values()) for name in names])
-    seconds = np.array(
-        [
-            [_whole_seconds(instance, structure, kinds[name]) for name in names]
-            for structure in instance.graph.structures
-        ]
-    )
-    repeats = np.bincount(
-        [group.structure for group in instance.graph.groups],
-        minlength=len(instance.graph.structures),
-    )
-    weight = 1.0 / np.maximum(repeats @ seconds, 1e-30)
-    return float(repeats @ (seconds * weight).min(axis=1) / (count @ weight))
+def _roomy(instance: Instance) -> bool:
+    """Whether the smallest device holds the whole model with one sample."""
+    graph, choice, one = instance.graph, GroupChoice(), Mesh((0,))
+    held = largest = 0.0
+    for index, count in Counter(group.structure for group in graph.groups).items():
+        work = graph.structures[index].work
+        layout = Layout("replicate", 1, work)
+        states = memory.states(instance, work, choice, one).total
+        held += count * (states + memory.saved(instance, layout, choice, 1.0, 0.0))
+        largest = max(largest, memory.transient(instance, layout, choice, one, 1.0))
+    return held + largest <= min(room(instance, kind) for kind in instance.cluster.kinds)
 
 
-def _whole_seconds(instance: Instance, structure: Structure, kind: DeviceKind) -> float:
-    """Seconds of a group's whole work on one device at best efficiency.
+@dataclass(frozen=True)
+class _Relaxation:
+    """The inequalities of an instance; M are its possible numbers of micro-batches."""
 
-    Over the layouts, the least of degree times local work: a sharded program may do less.
-    """
-    return min(
-        degree * _best_seconds(instance, work, kind, float(instance.global_batch))
-        for degree, work in _works(structure)
-    )
+    instance: Instance
+    tight: bool
 
+    @cached_property
+    def _frame(self) -> Frame:
+        return Frame(self.instance, tight=self.tight)
 
-def _best_seconds(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> float:
-    peak = kind.peak_flops[instance.bytes.compute] * kind.max_efficiency
-    bandwidth = kind.bandwidth * kind.memory_efficiency / instance.bytes.activation
-    flops = work.flops(samples) + work.backward_flops(samples)
-    _, forward_moved, backward_moved = instance.traffic(work)
-    return flops / peak + (forward_moved(samples) + backward_moved(samples)) / bandwidth
+    @cached_property
+    def _ways(self) -> dict[int, tuple[int, Ways]]:
+        """How often each structure occurs, and its ways."""
+        graph = self.instance.graph
+        tied = dict.fromkeys(range(len(graph.structures)), 0)
+        for group in graph.groups:
+            own = sum(size for name, size in graph.tied if name in group.params)
+            tied[group.structure] = max(tied[group.structure], own)
+        counts = Counter(group.structure for group in graph.groups)
+        return {
+            index: (count, self._frame.ways(graph.structures[index], tied[index]))
+            for index, count in counts.items()
+        }
 
+    @cached_property
+    def _weights(self) -> Floats:
+        """Of a device of each kind: the inverse of what all work would take it."""
+        kinds = range(len(self.instance.cluster.kinds))
+        taken = np.zeros(len(kinds))
+        for count, ways in self._ways.values():
+            spent = ways.devices * ways.step
+            taken += [count * spent[:, ways.kind == kind].min() for kind in kinds]
+        usable = np.isfinite(taken) & (taken > 0.0)
+        if not usable.any():
+            return np.ones(len(kinds))
+        return np.where(usable, taken[usable].min() / np.where(usable, taken, 1.0), 0.0)
 
-def _path_bound(instance: Instance) -> float:
-    total = 0.0
-    for structure, repeats in _counted(instance):
-        total += repeats * min(
-            _one_sample_seconds(instance, work, kind)
-            for _, work in _works(structure)
-            for kind in instance.cluster.kinds
+    @cached_property
+    def _total(self) -> float:
+        """The weights of all cores, each as much as the heaviest of its devices."""
+        weights = dict(
+            zip((k.name for k in self.instance.cluster.kinds), self._weights, strict=True)
         )
-    return total
+        cores: dict[tuple[int, int], float] = {}
+        for device in self.instance.cluster.devices:
+            core = (-1, device.index) if device.core is None else (device.node, device.core)
+            cores[core] = max(cores.get(core, 0.0), weights[device.kind])
+        return float(sum(cores.values()))
 
+    @cached_property
+    def _room(self) -> tuple[float, float]:
+        """Bytes of all devices, and of the largest."""
+        each = {
+            kind.name: max(0.0, room(self.instance, kind)) for kind in self.instance.cluster.kinds
+        }
+        return sum(each[d.kind] for d in self.instance.cluster.devices), max(each.values())
 
-def _one_sample_seconds(instance: Instance, work: Work, kind: DeviceKind) -> float:
-    """Forward and backward of one sample, as `AnalyticCost` costs compute."""
-    dtype, size = instance.bytes.compute, instance.bytes.activation
-    bandwidth = kind.bandwidth * kind.memory_efficiency / size
-    kernels, forward_moved, backward_moved = instance.traffic(work)
-    pairs: tuple[tuple[Affine, Affine, int], ...] = (
-        (work.flops, forward_moved, 1),
-        (work.backward_flops, backward_moved, 2),
-    )
-    return sum(
-        matmul_seconds(kind, dtype, flops(1.0), work.matmuls * launches)
-        + moved(1.0) / bandwidth
-        + kernels * launches * kind.launch_overhead
-        for flops, moved, launches in pairs
-    )
+    @cached_property
+    def _heads(self) -> Floats:
+        """Sum of the heads of so many lanes (lanes, M): at [v - 1, m]."""
+        least = {i: self._frame.cut.least(ways.forward) for i, (_, ways) in self._ways.items()}
+        each = np.array([least[group.structure] for group in self.instance.graph.groups])
+        before = np.concatenate([np.zeros((1, each.shape[1])), np.cumsum(each, axis=0)[:-1]])
+        return np.cumsum(before, axis=0)
 
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Ranges of the number of lanes, doubling."""
+        most = min(len(self.instance.graph.groups), len(self.instance.cluster.devices))
+        starts = [2**power for power in range(most.bit_length())]
+        return [(start, min(2 * start - 1, most)) for start in starts]
 
-def _works(structure: Structure) -> list[tuple[int, Work]]:
-    return [(1, structure.work), *((layout.degree, layout.work) for layout in structure.layouts)]
+    def alone(self) -> dict[str, float]:
+        """Seconds of work, of work with its reductions, and of the critical path."""
+        return {
+            "work": float(self._sum("step", 0.0).min()) / self._total,
+            "reduce": float(self._sum("tail", 0.0).min()) / self._total,
+            "path": float(self._path.min()),
+        }
 
+    def together(self) -> float:
+        """The least over micro-batches and lanes of the best of all multipliers."""
+        most = self._spans[-1][1]
+        powers = range(-2, most.bit_length() + 3, 2)
+        lanes = (0.0, *(self._total * 2.0**power / most for power in powers))
+        best = np.broadcast_to(self._path, (len(self._spans), len(self._path)))
+        for name, lane in (("tail", 0.0), *(("step", lane) for lane in lanes)):
+            best = np.maximum(best, self._limit(name, lane, 0.0))
+        if self.tight and np.isfinite(best).any():
+            unit = float(best.min())
+            for lane, price in product(lanes[::2], _PRICES):
+                best = np.maximum(best, self._limit("step", lane, price * unit))
+        return float(best.min())
 
-def _counted(instance: Instance) -> list[tuple[Structure, int]]:
-    used = [group.structure for group in instance.graph.groups]
-    return [(s, used.count(i)) for i, s in enumerate(instance.graph.structures)]
+    @cached_property
+    def _path(self) -> Floats:
+        """Seconds of one micro-batch through all groups and back (M,)."""
+        return self._added([(count, ways.through) for count, ways in self._ways.values()])
+
+    def _limit(self, name: str, lane: float, price: float) -> Floats:
+        """Seconds for each range of lanes and number of micro-batches (spans, M).
+
+        Args:
+            name: Whose sum: ``step`` or ``tail``.
+            lane: Weight of a lane.
+            price: Seconds that the room of a device is worth.
+        """
+        total, largest = self._room
+        paid = price * self._total + np.array([price * lane * most for _, most in self._spans])
+        found = self._sum(
+            name, lane, self._total * price / max(total, 1.0), lane * price / max(largest, 1.0)
+        )
+        heads = lane * self._heads[[least - 1 for least, _ in self._spans]] if lane else 0.0
+        weight = self._total + np.array([lane * most for _, most in self._spans])
+        return (found + heads - paid[:, None]) / weight[:, None]
+
+    def _sum(
+        self, name: str, lane: float, device_byte: float = 0.0, lane_byte: float = 0.0
+    ) -> Floats:
+        """The right side without heads (M,)."""
+        terms = []
+        for count, ways in self._ways.values():
+            weight = ways.devices * self._weights[ways.kind][:, None] + lane
+            value = weight * getattr(ways, name)
+            if device_byte or lane_byte:
+                value = value + (device_byte * ways.devices + lane_byte) * ways.held
+            terms.append((count, value))
+        return self._added(terms)
+
+    def _added(self, terms: list[tuple[int, Floats]]) -> Floats:
+        """The least of each structure, by number of micro-batches, for all groups (M,)."""
+        each = [count * self._frame.cut.least(value) for count, value in terms]
+        found: Floats = np.sum(each, axis=0)
+        return found

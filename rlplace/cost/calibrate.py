@@ -39,6 +39,8 @@ _INSENSITIVE = 0.01
 _VAGUE, _NOISE = 0.7, 0.02
 #: Share of its range within which a constant counts as driven to the end of it.
 _EDGE = 5e-3
+#: Step of the scan before the fit, of the logarithm of a constant: a factor of 3.
+_SCAN = 1.1
 #: Steps of the solver.
 _MAX_STEPS = 40
 
@@ -192,7 +194,7 @@ def _determine(
     Fits, sets what the rows do not tell back to where it was, and fits the rest again, the vaguest
     first.
     """
-    values, undetermined = dict(before), dict[str, str]()
+    values, undetermined = _scanned(problem, before), dict[str, str]()
     while True:
         names = [name for name in before if name not in undetermined]
         values = {name: values[name] if name in names else before[name] for name in before}
@@ -208,6 +210,24 @@ def _determine(
         if not found:
             return values, undetermined, errors
         undetermined |= found
+
+
+def _scanned(problem: _Problem, before: Mapping[str, float]) -> dict[str, float]:
+    """Better values to start from, found by a few large steps of each constant in turn.
+
+    Where a step time is the longer of two, what the shorter depends on has no derivative at all.
+    """
+    values = {name: problem.ranges[name].start(value) for name, value in before.items()}
+    problem.residuals(before)
+    for name in values:
+        limits = problem.ranges[name]
+        here = limits.encode(values[name])
+        step = _SCAN if limits.logarithmic else _SCAN / 4.0
+        for number in (here - step, here + step, here + 2.0 * step):
+            inside = min(max(number, limits.encode(limits.low)), limits.encode(limits.high))
+            problem.residuals({**values, name: limits.decode(inside)})
+        values = dict(problem.best)
+    return values
 
 
 def _solve(

@@ -36,7 +36,7 @@ from rlplace.cluster.types import Cluster, Link
 FITTED = (
     ("nvlink", "latency"), ("pcie", "efficiency"),
     ("ib", "latency"), ("ib", "efficiency"), ("eth", "latency"), ("eth", "efficiency"),
-    ("efa", "efficiency"), ("efa", "fill"), ("opa", "efficiency"),
+    ("efa", "efficiency"), ("efa", "relay"), ("opa", "efficiency"),
 )  # fmt: skip
 
 Constants = Mapping[tuple[str, str], float]
@@ -70,8 +70,6 @@ def with_constants(cluster: Cluster, case: Case, constants: Constants) -> Cluste
             fields["efficiency"] = constants[f"nvlink {generation}", "efficiency"]
         elif "efficiency" in fields:  # the family's, of which a kind may reach a part
             fields["efficiency"] *= link.efficiency / LINK_KINDS[family].efficiency
-        if family == "opa":
-            fields["fill"] = constants["efa", "fill"]
         link = replace(link, **fields, reduces=link.reduces and case.reduces)  # type: ignore[arg-type]  # all are floats
         return replace(link, nics=case.nics) if case.nics and family not in {"nvlink"} else link
 

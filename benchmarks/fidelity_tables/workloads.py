@@ -51,6 +51,16 @@ def estimate_row(row: Row) -> Result:
         return Result(row, problem=str(error).split("\n")[0])
 
 
+def plan_of(row: Row) -> tuple[Instance, Plan]:
+    """A row's instance and its plan.
+
+    Raises:
+        InputError: If there is no such plan.
+    """
+    instance = estimator_of(row.workload).instance
+    return instance, make_plan(instance, dict(row.plan))
+
+
 def _best_of(row: Row, estimator: Estimator) -> Result:
     """The quickest of a row's tries that fits (the quickest of all, if none does)."""
     found = []

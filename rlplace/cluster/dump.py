@@ -132,4 +132,5 @@ def _written_out(link: Link) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value != getattr(plain, key)} | {
         "bandwidth": _unit(link.bandwidth, 1e9, "GB/s", parse_bandwidth),
         "latency": _unit(link.latency, 1e-6, "us", parse_time),
+        **({"relay": _unit(link.relay, 1e-6, "us", parse_time)} if link.relay else {}),
     }

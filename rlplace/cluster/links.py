@@ -28,26 +28,26 @@ class LinkKind:
         latency: Seconds a message or a step.
         efficiency: Share of the wire that a large collective reaches, for NVLink times
             `NVLINK_EFFICIENCY`.
-        fill: Part of a tensor that a node waits for before it passes it on.
+        relay: Seconds more that a step of a collective takes from node to node.
     """
 
     place: str
     latency: float
     efficiency: float
-    fill: float = 0.0
+    relay: float = 0.0
 
 
 #: By family; those of networks (``ib`` InfiniBand, ``eth`` Ethernet with TCP, ``efa`` AWS's
 #: fabric, ``opa`` Omni-Path) are followed by the total Gb/s of a node in one direction. Fitted but
 #: for the latencies of PCIe (NCCL, src/graph/tuning.cc), EFA (a message of SRD) and Omni-Path
-#: (as InfiniBand) and the fill of Omni-Path (as EFA).
+#: (as InfiniBand).
 LINK_KINDS: dict[str, LinkKind] = {
     "nvlink": LinkKind("intra", 5.7e-6, 1.0),
     "pcie": LinkKind("intra", 5.7e-6, 0.65),
     "ib": LinkKind("nic", 2.7e-6, 0.93),
     "eth": LinkKind("nic", 72e-6, 0.94),
-    "efa": LinkKind("nic", 15e-6, 0.68, fill=0.29),
-    "opa": LinkKind("nic", 2.7e-6, 0.4, fill=0.29),
+    "efa": LinkKind("nic", 15e-6, 0.68, relay=2.9e-4),
+    "opa": LinkKind("nic", 2.7e-6, 0.4),
 }
 
 #: Efficiency of NVLink by generation, and of Infinity Fabric (0). Fitted.
@@ -89,7 +89,7 @@ def network_link(name: str) -> Link:
     own = LINK_KINDS[family]
     nics = 1 if family == "eth" else next((n for least, n in NICS if gigabits >= least), 1)
     bandwidth = gigabits * 1e9 / 8
-    link = Link(bandwidth, own.latency, name.lower(), own.efficiency, nics, fill=own.fill)
+    link = Link(bandwidth, own.latency, name.lower(), own.efficiency, nics, relay=own.relay)
     return calibrated_link(link)
 
 

@@ -21,7 +21,7 @@ not said comes from the catalogue; `describe_assumptions` lists it.
 A link that is written out may also say `efficiency` (share of the bandwidth that a large collective
 reaches, 1 by default), `nics` (parts of it, of which a message between two devices gets one, 1),
 `reduces` (its switch adds up, false), `fabric` (`switch`, `mesh` or `cube`, how the devices of a
-node share it) and `fill` (part of a tensor that a node waits for before it passes it on, 0).
+node share it) and `relay` (time more that a step of a collective takes from node to node, 0).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class LinkModel(_Strict):
     nics: Count = 1
     reduces: StrictBool = False
     fabric: Fabric = "switch"
-    fill: Annotated[float, Field(ge=0)] = 0.0
+    relay: Time = 0.0
 
     def link(self) -> Link:
         """The link that is written out."""

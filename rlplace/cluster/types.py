@@ -72,8 +72,8 @@ class Link:
         nics: Equal parts that it consists of; what one device sends to one other takes one part.
         reduces: Its switch adds up what the devices send (NVLink SHARP, InfiniBand SHARP).
         fabric: How the devices of a node share it.
-        fill: Part of a tensor that arrives on a node before a collective passes it on to the next;
-            0 where chunks follow one another without a gap.
+        relay: Seconds more that a step of a collective takes from node to node, for a host has to
+            pass on what arrives; 0 where NICs do so alone.
     """
 
     bandwidth: float
@@ -83,7 +83,7 @@ class Link:
     nics: int = 1
     reduces: bool = False
     fabric: Fabric = "switch"
-    fill: float = 0.0
+    relay: float = 0.0
 
     @property
     def speed(self) -> float:

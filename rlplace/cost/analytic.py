@@ -297,7 +297,7 @@ def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
     ranks = looks.shard.ranks
     gradients = float(work.params * share.instance.bytes.gradient)
     weights = float(work.params * share.instance.bytes.weight)
-    publish = seconds("all_gather", weights, looks.shard)
+    publish = _bucketed("all_gather", weights, looks.shard, run.bucket)
     if zero == 0 or ranks == 1:
         return 0.0, 0.0, _bucketed("all_reduce", gradients, looks.dp, run.bucket), 0.0
     if zero == 1 and not run.scatters:
@@ -313,8 +313,11 @@ def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
 
 
 def _bucketed(kind: CollectiveKind, size: float, ring: Ring, bucket: float) -> float:
-    """Seconds of a collective on `size` bytes, `bucket` of them at a time."""
-    if not 0.0 < bucket < size:
+    """Seconds of a collective on `size` bytes, `bucket` of them at a time.
+
+    A group that does not fill a bucket takes its part of one.
+    """
+    if not bucket:
         return seconds(kind, size, ring)
     return size / bucket * seconds(kind, bucket, ring)
 

@@ -158,13 +158,13 @@ def _around(passes: int, sent: float, group: Ring) -> Line:
     if group.intra is not None:
         steps = (group.ranks - group.nodes) * group.intra.latency
     if group.inter is not None:
-        steps += (group.nodes - 1) * group.inter.latency
-    return passes * steps, passes * sent / _speed(group, group.nodes - 1)
+        steps += (group.nodes - 1) * _step(group.inter)
+    return passes * steps, passes * sent / _speed(group)
 
 
 def _down(passes: int, group: Ring) -> Line:
     """Passes of a tree: along a chain inside each node, in log2 steps over the nodes."""
-    return passes * _tree_steps(group), passes / _speed(group, 2 * _rounds(group.nodes))
+    return passes * _tree_steps(group), passes / _speed(group)
 
 
 def _by_switch(group: Ring) -> tuple[Line, ...]:
@@ -181,9 +181,9 @@ def _by_switch(group: Ring) -> tuple[Line, ...]:
         inside = intra.speed / 2 * group.per_node / (group.per_node - 1)
     if inter is not None and inter.reduces:
         between = inter.speed * group.per_node * SWITCH_SHARE
-        steps -= 2 * (_rounds(group.nodes) - 1) * inter.latency
+        steps -= 2 * (_rounds(group.nodes) - 1) * _branch(inter)
     elif inter is not None:
-        between = _between(group, inter, 2 * _rounds(group.nodes)) / 2
+        between = _between(group, inter) / 2
         between *= group.nodes / (group.nodes - 1)
     return ((steps, 1 / min(inside, between)),)
 
@@ -196,26 +196,23 @@ def _exchange(group: Ring) -> Line:
         steps = (group.per_node - 1) * group.intra.latency
         inside = (group.per_node - 1) * piece / group.intra.speed
     if group.inter is not None:
-        steps += (group.nodes - 1) * group.inter.latency
+        steps += (group.nodes - 1) * _step(group.inter)
         between = (group.ranks - group.per_node) * piece / group.inter.speed
     return steps, max(inside, between)
 
 
-def _speed(group: Ring, steps: int) -> float:
-    """Bytes/s of the slowest link of a group, over all channels, with so many steps over nodes."""
+def _speed(group: Ring) -> float:
+    """Bytes/s of the slowest link of a group, over all channels."""
     if group.inter is None:
         assert group.intra is not None
         return group.intra.speed
-    between = _between(group, group.inter, steps)
+    between = _between(group, group.inter)
     return between if group.intra is None else min(group.intra.speed, between)
 
 
-def _between(group: Ring, inter: Link, steps: int) -> float:
-    """Bytes/s between nodes of all members of one together.
-
-    Of K chunks the last arrives after K + steps - 1 of the times that one takes; K is 1 / fill.
-    """
-    return inter.speed * group.per_node / (1.0 + inter.fill * steps)
+def _between(group: Ring, inter: Link) -> float:
+    """Bytes/s between nodes of all members of one together."""
+    return inter.speed * group.per_node
 
 
 def _tree_steps(group: Ring) -> float:
@@ -223,8 +220,18 @@ def _tree_steps(group: Ring) -> float:
     if group.intra is not None:
         steps = (group.per_node - 1) * group.intra.latency
     if group.inter is not None:
-        steps += _rounds(group.nodes) * group.inter.latency
+        steps += _rounds(group.nodes) * _branch(group.inter)
     return steps
+
+
+def _step(inter: Link) -> float:
+    """Seconds of a step of a collective from node to node."""
+    return inter.latency + inter.relay
+
+
+def _branch(inter: Link) -> float:
+    """Seconds of a step of a tree, in which a node passes on what two others send."""
+    return inter.latency + 2 * inter.relay
 
 
 def _rounds(nodes: int) -> int:
@@ -280,7 +287,7 @@ def _scaled(link: Link, share: float) -> Link:
         1,
         link.reduces,
         link.fabric,
-        link.fill,
+        link.relay,
     )
 
 

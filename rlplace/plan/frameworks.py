@@ -31,7 +31,8 @@ class Framework:
         attention: Speed of its flash attention kernel, relative to the second generation's.
         overlap_reduce: Share of the gradient reduction that may hide behind the last backward.
         overlap_gather: Share of ZeRO's gathers and scatters that may hide behind compute.
-        bucket: Bytes of gradients that are reduced at a time; 0 for each group's all at once.
+        bucket: Bytes of gradients that are reduced at a time, and of weights that ZeRO-1 and 2
+            gather; 0 for those of each group on their own.
         scatters: Whether ZeRO-1 reduce-scatters gradients; otherwise it all-reduces them and each
             rank takes its part.
         regather: Whether sequence parallelism keeps the shard only and gathers again in the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -172,8 +172,7 @@ class Instance:
             (work.backward_moved, work.fused_backward_moved),
         )
         forward, backward = (
-            Affine(*(a + fusion * (b - a) for a, b in zip(one, other, strict=True)))
-            for one, other in ((astuple(one), astuple(other)) for one, other in pairs)
+            one * (1.0 - fusion) + other * fusion for one, other in pairs
         )
         kernels = work.kernels + fusion * (work.fused_kernels - work.kernels)
         return kernels, forward, backward

@@ -52,7 +52,7 @@ def test_constants_are_sane(family: str) -> None:
     kind = LINK_KINDS[family]
     assert 0.0 < kind.latency < 1e-3
     assert 0.2 < kind.efficiency <= 1.0
-    assert 0.0 <= kind.fill < 1.0
+    assert 0.0 <= kind.relay < 1e-3
 
 
 @pytest.mark.parametrize(

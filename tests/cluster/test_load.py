@@ -98,7 +98,7 @@ nodes:
   - count: 2
     devices: {own: 8}
     intra: {bandwidth: 400 GB/s, latency: 3 us, efficiency: 0.8, reduces: true, fabric: mesh}
-    nic: {bandwidth: 800 Gb/s, latency: 0.000005, efficiency: 0.9, nics: 4, fill: 0.3}
+    nic: {bandwidth: 800 Gb/s, latency: 0.000005, efficiency: 0.9, nics: 4, relay: 200 us}
     bridge: 4
 """
 
@@ -107,7 +107,7 @@ def test_what_links_and_hosts_are_like_roundtrips(tmp_path: Path) -> None:
     cluster = roundtrip(read_cluster(FABRIC), tmp_path / "cluster.yaml")
     intra, nic = cluster.nodes[1].intra, cluster.nodes[1].nic
     assert intra == Link(400e9, 3e-6, efficiency=0.8, reduces=True, fabric="mesh")
-    assert nic == Link(100e9, 5e-6, efficiency=0.9, nics=4, fill=0.3)
+    assert nic == Link(100e9, 5e-6, efficiency=0.9, nics=4, relay=pytest.approx(2e-4))
     assert [cluster.bridge(device) for device in (0, 3, 4, 8, 15)] == [0, 0, 1, 0, 1]
     kind = cluster.kind(0)
     assert (kind.sms, kind.half_depth, kind.attention_efficiency) == (120, 64.0, 0.4)
@@ -117,7 +117,7 @@ def test_what_links_and_hosts_are_like_roundtrips(tmp_path: Path) -> None:
 def test_defaults_of_a_link_are_not_written(tmp_path: Path) -> None:
     roundtrip(read_cluster(WHOLE), tmp_path / "cluster.yaml")
     text = (tmp_path / "cluster.yaml").read_text()
-    assert not any(key in text for key in ("fabric", "nics", "reduces", "fill", "bridge: 0"))
+    assert not any(key in text for key in ("fabric", "nics", "reduces", "relay", "bridge: 0"))
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_defaults_of_a_link_are_not_written(tmp_path: Path) -> None:
         ("efficiency: 0.8", "efficiency: 1.5", ":14: nodes[0].intra.efficiency", "less than"),
         ("efficiency: 0.8", "efficiency: 0", ":14: nodes[0].intra.efficiency", "greater than"),
         ("nics: 4", "nics: 0", ":15: nodes[0].nic.nics", "greater than"),
-        ("fill: 0.3", "fill: -1", ":15: nodes[0].nic.fill", "greater than"),
+        ("relay: 200 us", "relay: -1 us", ":15: nodes[0].nic.relay", "not negative"),
         ("reduces: true", "reduces: 1", ":14: nodes[0].intra.reduces", "boolean"),
         ("fabric: mesh", "fabric: ring", ":14: nodes[0].intra.fabric", "'cube'"),
         ("bridge: 4", "bridge: -4", ":16: nodes[0].bridge", "greater than"),
-        ("fill: 0.3", "fil: 0.3", ":15: nodes[0].nic.fil", "unknown key"),
+        ("relay: 200 us", "relai: 200 us", ":15: nodes[0].nic.relai", "unknown key"),
     ],
 )
 def test_errors_of_links_name_the_line(old: str, new: str, field: str, rule: str) -> None:

@@ -112,14 +112,14 @@ def test_a_network_that_adds_up() -> None:
     assert time == pytest.approx(2 * (3e-6 + 5e-6) + _SIZE / (10e9 * SWITCH_SHARE))
 
 
-def test_a_network_that_fills_before_it_passes_on() -> None:
-    """Of 1/fill chunks the last has gone through N-1 steps after 1 + fill (N-1) times the first."""
-    filling = cluster([[_KIND] * 4] * 4, intra=_FAST, nic=Link(10e9, 0.0, fill=0.5))
+def test_a_network_whose_hosts_pass_on() -> None:
+    """Three steps between nodes are longer, a message is not."""
+    relayed = cluster([[_KIND] * 4] * 4, intra=_FAST, nic=Link(10e9, 5e-6, relay=1e-4))
     ranks = tuple(range(16))
-    group = ring(filling, ranks, ranks)
-    once = 12e-6 + 15 / 16 * _SIZE / (10e9 / (1 + 0.5 * 3))
-    assert seconds("all_gather", _SIZE, group) == pytest.approx(once)
-    assert point_to_point(filling, (0,), (4,), _SIZE) == pytest.approx(_SIZE / 10e9)
+    once = 12e-6 + 3 * (5e-6 + 1e-4) + 15 / 16 * _SIZE / 10e9
+    assert seconds("all_gather", _SIZE, ring(relayed, ranks, ranks)) == pytest.approx(once)
+    message = 5e-6 + _SIZE / 10e9
+    assert point_to_point(relayed, (0,), (4,), _SIZE) == pytest.approx(message)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ links = st.builds(
     st.floats(0.0, 1e-4),
     efficiency=st.floats(0.1, 1.0),
     nics=st.integers(1, 8),
-    fill=st.floats(0.0, 0.5),
+    relay=st.floats(0.0, 1e-3),
 )
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
@@ -322,7 +322,7 @@ def test_an_all_reduce_is_no_quicker_than_a_reduce_scatter_inside_a_node(
 def test_an_all_reduce_of_a_large_tensor_is_no_quicker_than_a_reduce_scatter(
     intra: Link, nic: Link, shape: tuple[int, int]
 ) -> None:
-    group = _whole(*shape, intra, replace(nic, fill=0.0))
+    group = _whole(*shape, intra, nic)
     assert seconds("reduce_scatter", 1e15, group) <= seconds("all_reduce", 1e15, group)
 
 
@@ -332,7 +332,7 @@ def test_links_inside_nodes_are_never_slower_than_the_network_all_the_way(
 ) -> None:
     """A ring over nodes takes no longer than one whose every step is over a NIC."""
     nodes, each = shape
-    nic = replace(nic, nics=1, fill=0.0)
+    nic = replace(nic, nics=1)
     inside = replace(nic, latency=nic.latency / 2)
     flat = _whole(nodes * each, 1, nic, nic)
     time = seconds(kind, size, _whole(nodes, each, inside, nic))

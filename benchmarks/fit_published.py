@@ -1,0 +1,149 @@
+"""Fit the shipped constants to published measurements: which constants, on which rows.
+
+The rows are those that `benchmarks/fidelity.py` marks as fit rows (a seeded sample of each table,
+named in its output) and that are healthy; all other rows are held out, and give the error bands.
+Kinds and frameworks are fitted in the order of `FITS`, each with the constants of those before.
+`--out` adds the result to a calibration file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script or as a module
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.fidelity_tables.metrics import healthy_lines
+from benchmarks.fidelity_tables.read import data_folder
+from benchmarks.fidelity_tables.registry import TABLES
+from benchmarks.fidelity_tables.types import Row
+from benchmarks.fidelity_tables.workloads import plan_of
+from rlplace.cost.calibrate import fit
+from rlplace.cost.calibration_file import save
+from rlplace.cost.measured import Calibration, Measured, percentile_error
+from rlplace.errors import InputError
+from rlplace.simulate.predict import predict
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants that are fitted together.
+
+    Args:
+        tables: The tables whose rows are taken.
+        gpus: Kinds of device of those rows.
+        names: The constants.
+    """
+
+    tables: tuple[str, ...]
+    gpus: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+_KIND = ("max_efficiency", "half_depth", "attention_efficiency", "memory_efficiency", "overlap")
+
+
+def _kind(name: str, *fields: str) -> tuple[str, ...]:
+    return tuple(f"kind.{name}.{field}" for field in fields or _KIND)
+
+
+def _framework(name: str, *fields: str) -> tuple[str, ...]:
+    return tuple(f"framework.{name}.{field}" for field in fields)
+
+
+#: The fits, by name.
+FITS: dict[str, Fit] = {
+    "h100": Fit(
+        ("nanotron", "llmfoundry"),
+        ("H100-80",),
+        (
+            *_kind("H100-80", "max_efficiency", "half_depth", "attention_efficiency", "overlap"),
+            *_framework(
+                "nanotron",
+                "launch",
+                "backward_launch",
+                "collective_launch",
+                "fusion",
+                "overlap_reduce",
+            ),
+            *_framework("llm-foundry", "fusion", "attention"),
+        ),
+    ),
+}
+
+
+def measured_rows(chosen: Fit, data: Path) -> tuple[list[Measured], list[Measured]]:
+    """(fit rows, held-out rows) of a fit: the healthy ones with a step time that can be built."""
+    fitted: list[Measured] = []
+    others: list[Measured] = []
+    for name in chosen.tables:
+        file, read = TABLES[name]
+        if not (data / file).exists():
+            raise FileNotFoundError(data / file)
+        rows = read(data).rows
+        healthy = healthy_lines(rows)
+        for row in rows:
+            usable = row.measured.step_time is not None and row.measured.ran
+            if usable and row.workload.cluster.gpu in chosen.gpus:
+                if (row.table, row.line) in healthy and (made := _measured(row)) is not None:
+                    (fitted if row.fit else others).append(made)
+    return fitted, others
+
+
+def _measured(row: Row) -> Measured | None:
+    if row.tries:
+        return None
+    try:
+        instance, plan = plan_of(row)
+    except InputError:
+        return None
+    return Measured(instance, plan, row.measured.step_time, name=f"{row.table}:{row.line}")
+
+
+def report(name: str, found: Calibration) -> Table:
+    """What a fit found."""
+    table = Table("constant", "before", "fitted", "standard error", title=name)
+    for constant, before in found.before.items():
+        why = found.undetermined.get(constant, "")
+        value = f"{found.constants.get(constant, before):.4g}"
+        table.add_row(constant, f"{before:.4g}", value, why or f"{found.errors.get(constant, 0):.0%}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="folder of the published tables (default $RLPLACE_DATA)")
+    parser.add_argument("--fit", action="append", choices=FITS, help="only this (repeatable)")
+    parser.add_argument("--out", type=Path, help="calibration file that the constants go into")
+    args = parser.parse_args()
+    console = Console(width=140)
+    for name in args.fit or FITS:
+        fitted, others = measured_rows(FITS[name], data_folder(args.data))
+        with Progress(console=console) as progress:
+            task = progress.add_task(name, total=None)
+
+            def tell(count: int, error: float) -> None:
+                text = f"{name}: {count} evaluations, median {error:.1%}"
+                progress.update(task, description=text)  # noqa: B023
+
+            found = fit(fitted, FITS[name].names, predict, held_out=others, progress=tell)
+        console.print(report(name, found))
+        for title, rows in (("fitted", found.fitted), ("held out", found.held_out)):
+            console.print(
+                f"{title}: {len(rows)} rows, median {percentile_error(rows):.1%} "
+                f"(before {percentile_error(rows, before=True):.1%}), "
+                f"p90 {percentile_error(rows, 90.0):.1%}; band {found.band}"
+            )
+        if args.out:
+            tables = ", ".join(FITS[name].tables)
+            save(found, args.out, f"fit rows of {tables} on {', '.join(FITS[name].gpus)}")
+
+
+if __name__ == "__main__":
+    main()

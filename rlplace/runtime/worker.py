@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -31,13 +31,19 @@ def main(folder: Path, count: int) -> int:
     """Run the jobs of a folder on `count` ranks; 0 if all went well."""
     die_with_parent()
     jobs, timeout = read_jobs(folder)
-    programs = {_key(job): _export(job) for job in {_key(job): job for job in jobs}.values()}
+    programs = export_all(jobs)
     codes = fork_ranks(count, folder, lambda: _rank(folder, jobs, timeout, programs))
     write_codes(folder, codes)
     return int(any(codes.values()) or len(codes) < count)
 
 
-def _key(job: Job) -> str:
+def export_all(jobs: Sequence[Job]) -> dict[str, Program]:
+    """The exported program of every model of some jobs, by `program_key`."""
+    return {key: _export(job) for key, job in {program_key(job): job for job in jobs}.items()}
+
+
+def program_key(job: Job) -> str:
+    """Equal for jobs that run the same exported program."""
     return f"{json.dumps(job.source)} {job.options.dtype_for(job.plan)}"
 
 
@@ -58,7 +64,7 @@ def _rank(folder: Path, jobs: list[Job], timeout: float, programs: Mapping[str, 
         world = join(jobs[0].device, timeout)
         world.owned = False
         for index, job in enumerate(jobs):
-            measurement = _run(world, index, job, programs[_key(job)])
+            measurement = run_job(world, index, job, programs[program_key(job)])
             if rank == 0:
                 write_result(folder, index, measurement)
         dist.destroy_process_group()
@@ -68,7 +74,8 @@ def _rank(folder: Path, jobs: list[Job], timeout: float, programs: Mapping[str, 
     return 0
 
 
-def _run(world: World, index: int, job: Job, program: Program) -> Measurement:
+def run_job(world: World, index: int, job: Job, program: Program) -> Measurement:
+    """Run one job on the ranks that have joined; all of them call this."""
     model = spec(**job.source)  # type: ignore[arg-type]
 
     def data() -> Iterator[Batch]:

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/fidelity_local.py`: plans measured on CPU ranks, and their estimates."""

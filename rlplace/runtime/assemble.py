@@ -135,9 +135,9 @@ def optimizer_factory(name: str | OptimizerFactory, lr: float) -> OptimizerFacto
     if not isinstance(name, str):
         return name
     known: dict[str, OptimizerFactory] = {
-        "adamw": lambda params: torch.optim.AdamW(params, lr=lr),
-        "sgd": lambda params: torch.optim.SGD(params, lr=lr),
-        "sgd-momentum": lambda params: torch.optim.SGD(params, lr=lr, momentum=0.9),
+        "adamw": lambda params: torch.optim.AdamW(params, lr=lr, fused=True),
+        "sgd": lambda params: torch.optim.SGD(params, lr=lr, fused=True),
+        "sgd-momentum": lambda params: torch.optim.SGD(params, lr=lr, momentum=0.9, fused=True),
     }
     if name not in known:
         rule = f"the runtime has {', '.join(known)}; pass a function for any other"

@@ -185,7 +185,7 @@ def expected(model: str, chunks: int) -> tuple[list[float], dict[str, torch.Tens
     wanted = spec(name, **args)  # type: ignore[arg-type]
     torch.manual_seed(0)
     module = wanted.make().train().to(torch.float64)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()

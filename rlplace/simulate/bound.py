@@ -1,6 +1,7 @@
 """Provable lower limits of the step time of an instance, under the analytic cost model.
 
-Every plan takes at least `bound` seconds, if it is legal and fits. What a group costs at least is
+Every plan takes at least `bound` seconds, if it is legal, chooses what the instance offers, and
+fits. What a group costs at least is
 in `rlplace.simulate.bounds`; here is what a step does at least, whatever its stages are. T is the
 step time, a *lane* is a mesh with all its stages, n its devices.
 
@@ -33,13 +34,23 @@ a * room of all devices + b * room of the largest for each lane. A way that does
 none. So, where states do not fit, a plan has to shard them and pay ZeRO's traffic, to cut them and
 pay the layout's collectives, to redo or to offload, or to take many lanes and pay the fill.
 
-*Critical path.* The first micro-batch passes all groups forward and then backward; the gradients
-of parameters may be made later.
+*Critical path and fill of stages.* The first forward of a stage waits for the first micro-batch to
+pass all groups before, and after its last backward that micro-batch passes them back; the gradients
+of parameters may be made later. In between the stage runs every micro-batch. So with x(h) the
+seconds of `through`, a micro-batch through group h and back, and M micro-batches, whatever the
+schedule and however many stages are on a lane,
+
+    T >= M * x(h) + sum of x over the groups before h        for every group h.
+
+Added up with weights q, q^2, ... from the last group to the first, where q = 1 - 1 / M, every x has
+the same factor: T * (1 - q^groups) >= sum of x over all groups. This is added to the others with a
+multiplier of its own: what makes the path short, large meshes, makes work long.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -54,10 +65,12 @@ from rlplace.simulate.bounds.ways import Frame, Ways, room
 
 #: Multiples of the step time that a device's room is worth, by turns.
 _PRICES = (0.5, 2.0, 8.0)
+#: Weights of the path, in those of all devices.
+_PATHS = (0.0, 0.25, 1.0, 4.0)
 
 
 def bound(instance: Instance) -> float:
-    """Seconds that no legal plan that fits can beat; where none fits, that no plan can beat."""
+    """Seconds that no plan that fits can beat; where none fits, that no plan can beat."""
     if not _roomy(instance):
         forced = _Relaxation(instance, tight=True).together()
         if np.isfinite(forced):
@@ -80,15 +93,15 @@ def limits(instance: Instance) -> dict[str, float]:
 
 
 def _roomy(instance: Instance) -> bool:
-    """Whether the smallest device holds the whole model with one sample."""
-    graph, choice, one = instance.graph, GroupChoice(), Mesh((0,))
+    """Whether the smallest device holds the whole model with all samples at once."""
+    graph, samples = instance.graph, float(instance.global_batch)
+    choice, one = GroupChoice(), Mesh((0,))
     held = largest = 0.0
     for index, count in Counter(group.structure for group in graph.groups).items():
-        work = graph.structures[index].work
-        layout = Layout("replicate", 1, work)
-        states = memory.states(instance, work, choice, one).total
-        held += count * (states + memory.saved(instance, layout, choice, 1.0, 0.0))
-        largest = max(largest, memory.transient(instance, layout, choice, one, 1.0))
+        layout = Layout("replicate", 1, graph.structures[index].work)
+        states = memory.states(instance, layout.work, choice, one).total
+        held += count * (states + memory.saved(instance, layout, choice, samples, 0.0))
+        largest = max(largest, memory.transient(instance, layout, choice, one, samples))
     return held + largest <= min(room(instance, kind) for kind in instance.cluster.kinds)
 
 
@@ -165,11 +178,17 @@ class _Relaxation:
         starts = [2**power for power in range(most.bit_length())]
         return [(start, min(2 * start - 1, most)) for start in starts]
 
+    @cached_property
+    def _filled(self) -> Floats:
+        """What a pipeline of all groups takes over its path at least, for each split (P,)."""
+        left = (1.0 - 1.0 / self._frame.cut.count) ** len(self.instance.graph.groups)
+        return 1.0 / (1.0 - left)
+
     def alone(self) -> dict[str, float]:
         """Seconds of work, of work with its reductions, and of the critical path."""
         return {
-            "work": float(self._sum("step", 0.0).min()) / self._total,
-            "reduce": float(self._sum("tail", 0.0).min()) / self._total,
+            "work": float(self._sum("step", 0.0, 0.0, (0.0, 0.0)).min()) / self._total,
+            "reduce": float(self._sum("tail", 0.0, 0.0, (0.0, 0.0)).min()) / self._total,
             "path": float(self._path.min()),
         }
 
@@ -178,51 +197,54 @@ class _Relaxation:
         most = self._spans[-1][1]
         powers = range(-2, most.bit_length() + 3, 2)
         lanes = (0.0, *(self._total * 2.0**power / most for power in powers))
+        paths = tuple(share * self._total for share in _PATHS)
         best = np.broadcast_to(self._path, (len(self._spans), len(self._path)))
-        for name, lane in (("tail", 0.0), *(("step", lane) for lane in lanes)):
-            best = np.maximum(best, self._limit(name, lane, 0.0))
+        best = np.maximum(best, self._limit("tail", 0.0, 0.0, 0.0))
+        for lane, path in product(lanes, paths):
+            best = np.maximum(best, self._limit("step", lane, path, 0.0))
         if self.tight and np.isfinite(best).any():
             unit = float(best.min())
-            for lane, price in product(lanes[::2], _PRICES):
-                best = np.maximum(best, self._limit("step", lane, price * unit))
+            for lane, path, price in product(lanes[::2], paths[::2], _PRICES):
+                best = np.maximum(best, self._limit("step", lane, path, price * unit))
         return float(best.min())
 
     @cached_property
     def _path(self) -> Floats:
-        """Seconds of one micro-batch through all groups and back (M,)."""
-        return self._added([(count, ways.through) for count, ways in self._ways.values()])
+        """Seconds of the path, filled with micro-batches (M,)."""
+        terms = ((count, ways.through * self._filled) for count, ways in self._ways.values())
+        return self._added(terms)
 
-    def _limit(self, name: str, lane: float, price: float) -> Floats:
+    def _limit(self, name: str, lane: float, path: float, price: float) -> Floats:
         """Seconds for each range of lanes and number of micro-batches (spans, M).
 
         Args:
             name: Whose sum: ``step`` or ``tail``.
             lane: Weight of a lane.
+            path: Weight of the path.
             price: Seconds that the room of a device is worth.
         """
-        total, largest = self._room
-        paid = price * self._total + np.array([price * lane * most for _, most in self._spans])
-        found = self._sum(
-            name, lane, self._total * price / max(total, 1.0), lane * price / max(largest, 1.0)
-        )
-        heads = lane * self._heads[[least - 1 for least, _ in self._spans]] if lane else 0.0
-        weight = self._total + np.array([lane * most for _, most in self._spans])
-        return (found + heads - paid[:, None]) / weight[:, None]
+        total, largest = (max(size, 1.0) for size in self._room)
+        lanes = np.array([lane * most for _, most in self._spans])
+        held = price * self._total / total, price * lane / largest
+        found = self._sum(name, lane, path, held) - price * (self._total + lanes[:, None])
+        if lane:
+            found = found + lane * self._heads[[least - 1 for least, _ in self._spans]]
+        return found / (self._total + path + lanes[:, None])
 
-    def _sum(
-        self, name: str, lane: float, device_byte: float = 0.0, lane_byte: float = 0.0
-    ) -> Floats:
-        """The right side without heads (M,)."""
+    def _sum(self, name: str, lane: float, path: float, held: tuple[float, float]) -> Floats:
+        """The right side without heads (M,); `held` weighs a byte of a device and of a lane."""
         terms = []
         for count, ways in self._ways.values():
             weight = ways.devices * self._weights[ways.kind][:, None] + lane
             value = weight * getattr(ways, name)
-            if device_byte or lane_byte:
-                value = value + (device_byte * ways.devices + lane_byte) * ways.held
+            if path:
+                value = value + path * self._filled * ways.through
+            if any(held):
+                value = value + (held[0] * ways.devices + held[1]) * ways.held
             terms.append((count, value))
         return self._added(terms)
 
-    def _added(self, terms: list[tuple[int, Floats]]) -> Floats:
+    def _added(self, terms: Iterable[tuple[int, Floats]]) -> Floats:
         """The least of each structure, by number of micro-batches, for all groups (M,)."""
         each = [count * self._frame.cut.least(value) for count, value in terms]
         found: Floats = np.sum(each, axis=0)

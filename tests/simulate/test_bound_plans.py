@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlplace.cluster.types import Cluster, DeviceKind, Link
+from rlplace.graph import library
 from rlplace.graph.types import OpGraph
 from rlplace.plan.frameworks import Framework
 from rlplace.plan.testing import all_plans, chain, cluster, random_plan, round_kind, transformer
 from rlplace.plan.types import Instance, Plan
-from rlplace.plan.uniform import make_plan
-from rlplace.simulate.bound import bound
+from rlplace.plan.uniform import make_plan, uniform_plan
+from rlplace.simulate.bound import bound, limits
 from rlplace.simulate.estimate import Estimator
 
 _TIGHT = 1 + 1e-9
@@ -90,12 +92,6 @@ def _instance(seed: int) -> Instance:
     return replace(instance, cluster=replace(instance.cluster, kinds=kinds))
 
 
-def _schedules(instance: Instance, plan: Plan) -> Iterator[Plan]:
-    """The plan with every schedule that it is legal with."""
-    for name in ("1f1b", "gpipe", "zb-h1"):
-        yield make_plan(instance, plan.stages, plan.micro_batches, name)
-
-
 def _best(instance: Instance, plans: Iterator[Plan]) -> float:
     """The least step time of plans that fit."""
     estimator = Estimator(instance)
@@ -109,3 +105,55 @@ def test_never_above_the_best_of_all_plans(seed: int) -> None:
     instance = _instance(seed)
     schedule = ("1f1b", "gpipe", "zb-h1")[seed % 3]
     assert bound(instance) <= _best(instance, all_plans(instance, schedule)) * _TIGHT
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**31))
+def test_never_above_plans_of_all_shapes_and_schedules(seed: int) -> None:
+    """More devices than can be enumerated, with replicas of shards and zero-bubble schedules."""
+    rng = np.random.default_rng(seed)
+    graph = transformer(2, 128, vocab=512, degrees=(2, 4))
+    instance = Instance(graph, _cluster(rng, 8), 24, precision="fp32", framework=_FRAMEWORK)
+    plans = (random_plan(instance, rng) for _ in range(60))
+    every = (
+        make_plan(instance, plan.stages, plan.micro_batches, name)
+        for plan in plans
+        for name in ("1f1b", "gpipe", "zb-h1")
+    )
+    assert bound(instance) <= _best(instance, every) * _TIGHT
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "mixtral-tiny"])
+def test_never_above_plans_of_captured_models(name: str) -> None:
+    """Matmuls by shape, sequence parallelism, offload: what synthetic graphs do not have."""
+    graph = library.build(name)
+    rng = np.random.default_rng(0)
+    for where, precision in (("2x4xA100-40", "bf16-mixed"), ("4xV100-32:pcie", "fp32")):
+        asked = Instance(graph, Cluster.parse(where), 16, precision, offload=True)
+        plans = [random_plan(asked, rng) for _ in range(30)]
+        plans += [
+            uniform_plan(asked, tp=2, micro_batch=2, sequence_parallel=True, recompute=mode)
+            for mode in ("none", "full", "layer")
+            if 2 in asked.offered_tp
+        ]
+        assert bound(asked) <= _best(asked, iter(plans)) * _TIGHT
+
+
+def test_memory_that_forces_sharding_raises_it() -> None:
+    """A group that fits on no device is sharded, and its gradients cross the slow link."""
+    graph = chain([4e9], floats=1e5, params=4 * 10**8)
+    free, full = (
+        Instance(graph, cluster([[round_kind(memory=size)] * 4], intra=Link(1e9, 0.0)), 4, "fp32")
+        for size in (1e11, 6e9)
+    )
+    scattered = 0.5 * 16e8 / 1e9
+    assert bound(free) < 0.1 * scattered
+    assert scattered <= bound(full) <= _best(full, all_plans(full)) * _TIGHT
+
+
+def test_limits_by_name() -> None:
+    instance = Instance(transformer(2), cluster([[round_kind(memory=2e7)] * 4]), 8)
+    found = limits(instance)
+    assert set(found) == {"work", "reduce", "path", "lanes", "memory"}
+    assert max(found.values()) == bound(instance)
+    assert found["lanes"] >= max(found[name] for name in ("work", "path"))

@@ -39,8 +39,8 @@ class Splits:
         return np.minimum.reduceat(flat, self.first)
 
 
-def splits(batch: int, devices: int) -> Splits:
-    """All splits of `batch` samples over at most `devices` replicas.
+def splits(batch: int, devices: int, levels: tuple[int, ...]) -> Splits:
+    """All splits of `batch` samples over at most `devices` replicas, with the ZeRO levels offered.
 
     Samples of a micro-batch on a replica, times replicas, times micro-batches are the batch; the
     shards divide the replicas.
@@ -51,7 +51,7 @@ def splits(batch: int, devices: int) -> Splits:
         for replicas in _divisors(batch // size)
         if replicas <= devices
         for shards in _divisors(replicas)
-        for level in ((0,) if shards == 1 else (1, 2, 3))
+        for level in ((0,) if shards == 1 else sorted({*levels} - {0}))
     )
     count, samples, replicas, shards, zero = np.array(found, np.int64).T
     sizes, size = np.unique(samples, return_inverse=True)

@@ -1,7 +1,7 @@
 """Every way to run a group, each with the least that it costs, as arrays.
 
-A *way* is a layout on a kind of device, a split of the batch with a ZeRO level, and whether
-activations are redone and optimizer states are on the host. Only what any schedule, any place of
+A *way* is a layout on a kind of device, a split of the batch with a ZeRO level, and what is redone
+and offloaded, of all that the instance lets a planner choose. Only what any schedule, any place of
 the devices and any neighbours leave is claimed: collectives run on the best links, and of host and
 device the slower one counts alone.
 """
@@ -9,15 +9,17 @@ device the slower one counts alone.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 
 from rlplace.cluster.types import DeviceKind
 from rlplace.cost import memory
-from rlplace.cost.compute import compute
+from rlplace.cost.compute import Compute, compute
 from rlplace.graph.types import Layout, Structure, Work
 from rlplace.plan.types import GroupChoice, Instance, Mesh
 from rlplace.simulate.bounds.links import BestLinks, Table
@@ -61,7 +63,7 @@ class Frame:
     def __init__(self, instance: Instance, *, tight: bool) -> None:
         cluster = instance.cluster
         self.instance, self.tight = instance, tight
-        self.cut: Splits = splits(instance.global_batch, len(cluster.devices))
+        self.cut: Splits = splits(instance.global_batch, len(cluster.devices), instance.zero_levels)
         self.links = BestLinks(cluster)
         replicas, shards = self.cut.replicas, self.cut.shards
         self.whole: Table = self.links.table("all_reduce", replicas)
@@ -109,14 +111,14 @@ class Frame:
             tied: Elements of tied parameters among its own. They are not counted in memory, where
                 several uses may be held once.
         """
+        choices = tuple(self._choices(structure))
         least = [
-            _Least(self, layout, index, tied)
+            _Least(self, layout, index, tied, choices)
             for layout in self._layouts(structure)
             for index in range(len(self.instance.cluster.kinds))
         ]
-        saving = list(product((False, True), repeat=2)) if self.tight else [(False, False)]
         step, tail, held = (
-            np.array([[getattr(own, name)(*choice) for own in least] for choice in saving])
+            np.array([[getattr(own, name)(choice) for own in least] for choice in choices])
             for name in ("step", "tail", "held")
         )
         return Ways(
@@ -129,14 +131,24 @@ class Frame:
             held=held,
         )
 
+    def _choices(self, structure: Structure) -> Iterator[GroupChoice]:
+        """Recompute and offload; where memory is not looked at, only what costs no time."""
+        modes = self.instance.recompute_options(structure.work)
+        if "none" in modes and not self.tight:
+            modes = ("none",)
+        offload = self.instance.offered_offload if self.tight else (False,)
+        for mode, away in product(modes, offload):
+            yield GroupChoice(recompute=mode, offload=away)  # type: ignore[arg-type]  # a str
+
     def _layouts(self, structure: Structure) -> list[Layout]:
-        """Layouts of the tp axis; running whole on several devices is no better than on one."""
+        """Layouts of the tp axis. Running whole on several devices is no better than on few."""
+        offered = [degree for degree in self.instance.offered_tp if degree <= self.equal]
         return [
-            Layout("replicate", 1, structure.work),
+            Layout("replicate", min(offered, default=1), structure.work),
             *(
                 layout
                 for layout in (*structure.layouts, *structure.bordered)
-                if layout.axis == "tp" and layout.degree <= self.equal
+                if layout.axis == "tp" and layout.degree in offered
             ),
         ]
 
@@ -154,30 +166,39 @@ class _Least:
     layout: Layout
     index: int
     tied: int
+    choices: tuple[GroupChoice, ...]
+    _held: dict[GroupChoice, Floats] = field(default_factory=dict)
 
     @property
     def kind(self) -> DeviceKind:
         return self.frame.instance.cluster.kinds[self.index]
 
     @cached_property
-    def _passes(self) -> Floats:
-        """Forward, backward, that of the host, recompute, the parameters' part (5, P)."""
-        fits = self._activations.min(axis=0) <= room(self.frame.instance, self.kind)
-        found = [
-            self._pass(size) if fit else (np.inf, np.inf, 0.0, np.inf, 0.0)
-            for size, fit in zip(self.frame.cut.sizes.tolist(), fits, strict=True)
+    def _computed(self) -> list[Compute | None]:
+        """Compute of one micro-batch, by its samples (S,); None where it never fits."""
+        work, instance, cut = self.layout.work, self.frame.instance, self.frame.cut
+        fitting = np.any(list(self._fits.values()), axis=0)
+        used = np.bincount(cut.size[fitting], minlength=len(cut.sizes)) > 0
+        return [
+            compute(instance, work, [self.kind], 1, samples) if own else None
+            for samples, own in zip(cut.sizes.tolist(), used.tolist(), strict=True)
         ]
-        return np.array(found).T[:, self.frame.cut.size]
 
-    def _pass(self, samples: float) -> tuple[float, ...]:
-        instance = self.frame.instance
-        own = compute(instance, self.layout.work, [self.kind], 1, samples)
+    @cached_property
+    def _passes(self) -> Floats:
+        """Seconds of forward, backward, the host in it, weights, light ops, attention (6, P)."""
+        sizes = self.frame.cut.sizes.tolist()
+        found = [self._pass(own, size) for own, size in zip(self._computed, sizes, strict=True)]
+        passes: Floats = np.array(found).T[:, self.frame.cut.size]
+        return passes
+
+    def _pass(self, own: Compute | None, samples: float) -> tuple[float, ...]:
+        if own is None:
+            return (np.inf, np.inf, 0.0, 0.0, 0.0, 0.0)
         forward = max(own.forward + self._exchange("forward", samples), own.host_forward)
         backward = own.backward + self._exchange("backward", samples)
-        redo = min(forward, max(own.light, own.host_forward))
-        if instance.attention == "math" and own.attention:
-            redo = min(redo, own.attention)
-        return forward, backward, own.host_backward, redo, own.weight
+        light = max(own.light, own.host_forward)
+        return forward, backward, own.host_backward, own.weight, light, own.attention
 
     def _exchange(self, phase: str, samples: float) -> float:
         """The layout's collectives; those that the backward pass runs again are not counted."""
@@ -215,26 +236,27 @@ class _Least:
     @cached_property
     def through(self) -> Floats:
         """Seconds of its forward and of its backward without the gradients of parameters."""
-        _, backward, host, _, weight = self._passes
+        _, backward, host, weight, *_ = self._passes
         gather, scatter, *_ = self._traffic
         whole = self._beside(np.maximum(backward, host), gather + scatter)
         found: Floats = self.forward + np.maximum(0.0, whole - np.minimum(weight, whole))
         return found
 
-    def step(self, redone: bool, offload: bool) -> Floats:
+    def step(self, choice: GroupChoice) -> Floats:
         """Seconds of all micro-batches, of the reduction that cannot hide, of the optimizer."""
-        _, backward, host, redo, _ = self._passes
+        forward, backward, host, _, light, attention = self._passes
+        redo = {"none": 0.0, "attention": attention, "ops": light, "full": forward}
         gather, scatter, reduce, _ = self._traffic
-        backward = np.maximum(backward + self._accumulated, host) + (redo if redone else 0.0)
+        backward = np.maximum(backward + self._accumulated, host) + redo[choice.recompute]
         passes = self.forward + self._beside(backward, gather + scatter)
         late = (1.0 - self.frame.reduce_overlap) * reduce
-        spent = self.frame.cut.count * passes + late + self._optimizer(offload)
-        return np.where(self._allowed(redone, offload), spent, np.inf)
+        spent = self.frame.cut.count * passes + late + self._optimizer(choice.offload)
+        return np.where(self._fits[choice], spent, np.inf)
 
-    def tail(self, redone: bool, offload: bool) -> Floats:
+    def tail(self, choice: GroupChoice) -> Floats:
         """Seconds of all forwards, of the whole reduction, of the optimizer."""
-        spent = self.frame.cut.count * self.forward + self._traffic[2] + self._optimizer(offload)
-        return np.where(self._allowed(redone, offload), spent, np.inf)
+        spent = self.frame.cut.count * self.forward + self._traffic[2]
+        return np.where(self._fits[choice], spent + self._optimizer(choice.offload), np.inf)
 
     def _beside(self, passes: Floats, traffic: Floats) -> Floats:
         """Compute and the traffic of states: the longer, and the share that does not overlap."""
@@ -257,8 +279,6 @@ class _Least:
         if not offload:
             each = 2 * size.weight + size.gradient + 2 * instance.optimizer_bytes
             return publish + local * each / self._bandwidth
-        if not self.kind.host_bandwidth:
-            return np.full_like(publish, np.inf)
         way = 2 * max(size.gradient, size.weight) / self.kind.host_bandwidth
         return publish + self.frame.share * way * local
 
@@ -266,45 +286,40 @@ class _Least:
     def _bandwidth(self) -> float:
         return self.kind.bandwidth * self.kind.memory_efficiency
 
-    def held(self, redone: bool, offload: bool) -> Floats:
-        """Bytes of states, and of activations if they are not redone."""
-        if not self.frame.tight:
-            return np.zeros(len(self.frame.cut.count))
-        kept = 0.0 if redone else self._saved[self.frame.cut.size]
-        return self._states(offload) + kept
+    def held(self, choice: GroupChoice) -> Floats:
+        """Bytes of states and of what is kept of a micro-batch; the group's inputs do not count."""
+        if choice not in self._held:
+            self._held[choice] = self._hold(choice)
+        return self._held[choice]
 
-    def _allowed(self, redone: bool, offload: bool) -> Floats | bool:
-        """Whether states and what one micro-batch needs fit on a device."""
+    def _hold(self, choice: GroupChoice) -> Floats:
+        cut = self.frame.cut
         if not self.frame.tight:
-            return True
-        needed = self._activations[int(redone)][self.frame.cut.size]
-        fits: Floats = self._states(offload) + needed <= room(self.frame.instance, self.kind)
-        return fits
+            return np.zeros(len(cut.count))
+        kept = [
+            memory.saved(self.frame.instance, self.layout, choice, samples, 0.0)
+            for samples in cut.sizes.tolist()
+        ]
+        held: Floats = self._states(choice.offload) + np.array(kept)[cut.size]
+        return held
+
+    @cached_property
+    def _fits(self) -> dict[GroupChoice, npt.NDArray[np.bool_]]:
+        """Whether a device has room for states and all that one micro-batch needs, by choice."""
+        cut, limit = self.frame.cut, room(self.frame.instance, self.kind)
+        if not self.frame.tight:
+            return dict.fromkeys(self.choices, np.ones(len(cut.count), np.bool_))
+        found = {}
+        for choice in self.choices:
+            passing = [
+                memory.transient(self.frame.instance, self.layout, choice, Mesh((0,)), samples)
+                for samples in cut.sizes.tolist()
+            ]
+            found[choice] = self.held(choice) + np.array(passing)[cut.size] <= limit
+        return found
 
     def _states(self, offload: bool) -> Floats:
         """Bytes of parameters, gradients and optimizer states."""
         own, each = self.layout.work, self.frame.states[offload]
-        return max(0, own.params - self.tied) * each[0] + own.frozen_params * each[1]
-
-    @cached_property
-    def _saved(self) -> Floats:
-        """Bytes that autograd keeps of one micro-batch, by its samples (S,)."""
-        sizes, instance = self.frame.cut.sizes.tolist(), self.frame.instance
-        kept = [memory.saved(instance, self.layout, GroupChoice(), s, 0.0) for s in sizes]
-        return np.array(kept)
-
-    @cached_property
-    def _activations(self) -> Floats:
-        """Bytes of activations and working sets, as autograd keeps them or redone (2, S)."""
-        sizes, instance = self.frame.cut.sizes.tolist(), self.frame.instance
-        if not self.frame.tight:
-            return np.zeros((2, len(sizes)))
-        one = Mesh((0,))
-        choices = GroupChoice(), GroupChoice(recompute="full")
-        alone, redone = (
-            np.array([memory.transient(instance, self.layout, own, one, s) for s in sizes])
-            for own in choices
-        )
-        # Where only the attention is redone, what the rest saves stays, but the scores may not.
-        least = alone if instance.attention == "math" else redone
-        return np.array([self._saved + alone, least])
+        held: Floats = max(0, own.params - self.tied) * each[0] + own.frozen_params * each[1]
+        return held

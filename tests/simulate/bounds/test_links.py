@@ -27,7 +27,7 @@ def _links(draw: st.DrawFn) -> Link:
         nics=draw(st.sampled_from((1, 2, 4))),
         reduces=draw(st.booleans()),
         fabric=draw(st.sampled_from(_FABRICS)),
-        fill=draw(st.sampled_from((0.0, 0.1))),
+        relay=draw(st.sampled_from((0.0, 1e-5))),
     )
 
 

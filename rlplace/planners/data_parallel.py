@@ -26,7 +26,7 @@ def replicas_only(
 ) -> PlannerResult:
     """Plans of one stage without tensor parallelism at one ZeRO level, all micro-batch counts."""
     search = Search(name, instance, budget, estimator or Estimator(instance))
-    if 1 not in instance.offered_tp:
+    if 1 not in instance.offered_tp or (zero and zero not in instance.zero_levels):
         return search.result()
     devices = len(instance.cluster.devices)
     dp = max(d for d in range(1, devices + 1) if instance.global_batch % d == 0)

@@ -60,8 +60,9 @@ import numpy as np
 from rlplace.cost import memory
 from rlplace.graph.types import Layout
 from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.simulate.bounds.frame import Frame, room
 from rlplace.simulate.bounds.splits import Floats
-from rlplace.simulate.bounds.ways import Frame, Ways, room
+from rlplace.simulate.bounds.ways import Ways, ways_of
 
 #: Multiples of the step time that a device's room is worth, by turns.
 _PRICES = (0.5, 2.0, 8.0)
@@ -126,7 +127,7 @@ class _Relaxation:
             tied[group.structure] = max(tied[group.structure], own)
         counts = Counter(group.structure for group in graph.groups)
         return {
-            index: (count, self._frame.ways(graph.structures[index], tied[index]))
+            index: (count, ways_of(self._frame, graph.structures[index], tied[index]))
             for index, count in counts.items()
         }
 
@@ -187,26 +188,51 @@ class _Relaxation:
     def alone(self) -> dict[str, float]:
         """Seconds of work, of work with its reductions, and of the critical path."""
         return {
-            "work": float(self._sum("step", 0.0, 0.0, (0.0, 0.0)).min()) / self._total,
-            "reduce": float(self._sum("tail", 0.0, 0.0, (0.0, 0.0)).min()) / self._total,
+            "work": float(self._work("step").min()),
+            "reduce": float(self._work("tail").min()),
             "path": float(self._path.min()),
         }
 
     def together(self) -> float:
-        """The least over micro-batches and lanes of the best of all multipliers."""
+        """The least over micro-batches of the best of all multipliers.
+
+        Numbers of micro-batches that are above that before all multipliers were tried are left.
+        """
+        found = np.maximum(self._path, np.maximum(self._work("step"), self._work("tail")))
+        known: set[int] = set()
+        while (least := int(found.argmin())) not in known and np.isfinite(found[least]):
+            known.add(least)
+            found[least] = self._best(least, float(found[least]))
+        return float(found[least])
+
+    def _best(self, number: int, start: float) -> float:
+        """The least over lanes of the best of all multipliers, with one number of micro-batches.
+
+        Args:
+            number: Which.
+            start: What is known to be a limit.
+        """
+        part = self._part(number)
         most = self._spans[-1][1]
         powers = range(-2, most.bit_length() + 3, 2)
         lanes = (0.0, *(self._total * 2.0**power / most for power in powers))
         paths = tuple(share * self._total for share in _PATHS)
-        best = np.broadcast_to(self._path, (len(self._spans), len(self._path)))
-        best = np.maximum(best, self._limit("tail", 0.0, 0.0, 0.0))
+        best = np.full(len(self._spans), start)
         for lane, path in product(lanes, paths):
-            best = np.maximum(best, self._limit("step", lane, path, 0.0))
-        if self.tight and np.isfinite(best).any():
+            best = np.maximum(best, self._limit(part, number, lane, path, 0.0))
+        if self.tight:
             unit = float(best.min())
             for lane, path, price in product(lanes[::2], paths[::2], _PRICES):
-                best = np.maximum(best, self._limit("step", lane, path, price * unit))
+                best = np.maximum(best, self._limit(part, number, lane, path, price * unit))
         return float(best.min())
+
+    def _work(self, name: str) -> Floats:
+        """The sum of ``step`` or ``tail`` over all devices (M,)."""
+        terms = (
+            (count, ways.devices * self._weights[ways.kind][:, None] * getattr(ways, name))
+            for count, ways in self._ways.values()
+        )
+        return self._added(terms) / self._total
 
     @cached_property
     def _path(self) -> Floats:
@@ -214,38 +240,66 @@ class _Relaxation:
         terms = ((count, ways.through * self._filled) for count, ways in self._ways.values())
         return self._added(terms)
 
-    def _limit(self, name: str, lane: float, path: float, price: float) -> Floats:
-        """Seconds for each range of lanes and number of micro-batches (spans, M).
-
-        Args:
-            name: Whose sum: ``step`` or ``tail``.
-            lane: Weight of a lane.
-            path: Weight of the path.
-            price: Seconds that the room of a device is worth.
-        """
-        total, largest = (max(size, 1.0) for size in self._room)
-        lanes = np.array([lane * most for _, most in self._spans])
-        held = price * self._total / total, price * lane / largest
-        found = self._sum(name, lane, path, held) - price * (self._total + lanes[:, None])
-        if lane:
-            found = found + lane * self._heads[[least - 1 for least, _ in self._spans]]
-        return found / (self._total + path + lanes[:, None])
-
-    def _sum(self, name: str, lane: float, path: float, held: tuple[float, float]) -> Floats:
-        """The right side without heads (M,); `held` weighs a byte of a device and of a lane."""
-        terms = []
-        for count, ways in self._ways.values():
-            weight = ways.devices * self._weights[ways.kind][:, None] + lane
-            value = weight * getattr(ways, name)
-            if path:
-                value = value + path * self._filled * ways.through
-            if any(held):
-                value = value + (held[0] * ways.devices + held[1]) * ways.held
-            terms.append((count, value))
-        return self._added(terms)
-
     def _added(self, terms: Iterable[tuple[int, Floats]]) -> Floats:
         """The least of each structure, by number of micro-batches, for all groups (M,)."""
         each = [count * self._frame.cut.least(value) for count, value in terms]
         found: Floats = np.sum(each, axis=0)
         return found
+
+    def _part(self, number: int) -> list[_Part]:
+        """The ways of each structure with one number of micro-batches."""
+        first = (*self._frame.cut.first.tolist(), len(self._frame.cut.count))
+        own = slice(first[number], first[number + 1])
+        return [
+            _Part(
+                count,
+                ways.devices[:, own],
+                ways.devices[:, own] * self._weights[ways.kind][:, None],
+                ways.step[:, :, own],
+                ways.through[:, own] * self._filled[own],
+                ways.held[:, :, own],
+            )
+            for count, ways in self._ways.values()
+        ]
+
+    def _limit(
+        self, parts: list[_Part], number: int, lane: float, path: float, price: float
+    ) -> Floats:
+        """Seconds for each range of lanes (spans,).
+
+        Args:
+            parts: The ways.
+            number: Which number of micro-batches they have.
+            lane: Weight of a lane.
+            path: Weight of the path.
+            price: Seconds that the room of a device is worth.
+        """
+        total, largest = (max(size, 1.0) for size in self._room)
+        bytes_of = price * self._total / total, price * lane / largest
+        lanes = np.array([lane * most for _, most in self._spans])
+        found = sum(part.least(lane, path, bytes_of) for part in parts)
+        heads = self._heads[[least - 1 for least, _ in self._spans], number] if lane else 0.0
+        right = found + lane * heads - price * (self._total + lanes)
+        limit: Floats = right / (self._total + path + lanes)
+        return limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The ways of a structure with one number of micro-batches, p of them (see `Ways`)."""
+
+    uses: int
+    devices: Floats
+    weighted: Floats
+    step: Floats
+    through: Floats
+    held: Floats
+
+    def least(self, lane: float, path: float, held: tuple[float, float]) -> float:
+        """The right side for all groups; `held` weighs a byte of a device and of a lane."""
+        value = (self.weighted + lane) * self.step
+        if path:
+            value = value + path * self.through
+        if any(held):
+            value = value + (held[0] * self.devices + held[1]) * self.held
+        return self.uses * float(value.min())

@@ -126,7 +126,7 @@ def test_never_above_plans_of_all_shapes_and_schedules(seed: int) -> None:
 @pytest.mark.parametrize("name", ["gpt2-tiny", "mixtral-tiny"])
 def test_never_above_plans_of_captured_models(name: str) -> None:
     """Matmuls by shape, sequence parallelism, offload: what synthetic graphs do not have."""
-    graph = library.build(name)
+    graph = library.build(name, degrees=(2,))
     rng = np.random.default_rng(0)
     for where, precision in (("2x4xA100-40", "bf16-mixed"), ("4xV100-32:pcie", "fp32")):
         asked = Instance(graph, Cluster.parse(where), 16, precision, offload=True)

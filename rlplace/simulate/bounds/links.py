@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.cluster.types import Cluster, CollectiveCurve, CollectiveKind, Link
+from rlplace.cluster.types import Cluster, CollectiveCurve, CollectiveKind, Device, Link
 from rlplace.cost.collectives import SWITCH_SHARE, Ring, seconds
 
 Floats = npt.NDArray[np.float64]
@@ -26,11 +25,16 @@ class BestLinks:
     least. Where a switch adds up, an all-reduce may mix links of either sort, and is costed as if
     it reached all of the best one's speed. Measured curves belong to a number of ranks.
 
+    A group with a device of a given kind is no faster than the best link of such a device, for its
+    ring comes by there.
+
     Args:
         cluster: The device graph.
+        kind: Name of a kind of which the group has a device; empty for any group.
     """
 
     cluster: Cluster
+    kind: str = ""
     _rings: dict[int, tuple[Ring, ...]] = field(default_factory=dict)
 
     def seconds(self, kind: CollectiveKind, size: float, ranks: int) -> float:
@@ -77,17 +81,35 @@ class BestLinks:
         return (together, replace(spread, inter=inside, lines={}))
 
     @cached_property
+    def _own(self) -> list[Device]:
+        """The devices of which a group has one."""
+        return [d for d in self.cluster.devices if self.kind in ("", d.kind)]
+
+    @cached_property
     def _largest(self) -> int:
-        """Devices of the largest node."""
-        return max(Counter(device.node for device in self.cluster.devices).values())
+        """Devices of the largest node that has such a device."""
+        sizes = self.cluster.node_sizes
+        return max(sizes[device.node] for device in self._own)
 
     @cached_property
     def _links(self) -> tuple[Link | None, Link | None]:
-        """The best of all links, and of those between nodes."""
-        own = [link for _, _, link in self.cluster.overrides]
-        nics = [node.nic for node in self.cluster.nodes if node.nic is not None]
-        inner = [node.intra for node in self.cluster.nodes]
-        return _ideal([*inner, *nics, *own]), _ideal([*nics, *own])
+        """The best of all links of such devices, and of those between nodes."""
+        ranks = {device.index for device in self._own}
+        own = [link for a, b, link in self.cluster.overrides if a in ranks or b in ranks]
+        nodes = [self.cluster.nodes[number] for number in {device.node for device in self._own}]
+        nics = [node.nic for node in nodes if node.nic is not None]
+        return self._ideal([*(node.intra for node in nodes), *nics, *own]), self._ideal(nics + own)
+
+    def _ideal(self, links: list[Link]) -> Link | None:
+        """A link as fast as the fastest and as near as the nearest of the cluster."""
+        if not links:
+            return None
+        every = [link for _, _, link in self.cluster.overrides]
+        for node in self.cluster.nodes:
+            every += [node.intra] if node.nic is None else [node.intra, node.nic]
+        reduces = any(link.reduces for link in every)
+        speed = max(link.speed for link in links) / (SWITCH_SHARE if reduces else 1.0)
+        return Link(speed, min(link.latency for link in every), reduces=reduces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +133,3 @@ class Table:
             sizes = np.broadcast_to(size, found.shape)[places].tolist()
             found[places] = [curve.seconds(own) if own > 0.0 else 0.0 for own in sizes]
         return found
-
-
-def _ideal(links: list[Link]) -> Link | None:
-    """A link as fast as the fastest and as near as the nearest."""
-    if not links:
-        return None
-    reduces = any(link.reduces for link in links)
-    speed = max(link.speed for link in links) / (SWITCH_SHARE if reduces else 1.0)
-    return Link(speed, min(link.latency for link in links), reduces=reduces)

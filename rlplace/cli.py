@@ -109,6 +109,7 @@ def plan(
     seed: int = 0,
     out: Path | None = None,
     picture: Path | None = None,
+    explain: bool = False,
     json: bool = False,
 ) -> int:
     """Place and shard a model over a cluster.
@@ -134,11 +135,14 @@ def plan(
         seed: Seed of the search.
         out: Write the plan here as JSON, for `rlplace run`.
         picture: Draw the predicted timeline here (PNG, SVG or PDF).
+        explain: Say where the time goes, what the pipeline and the links cost, and what fills the
+            memory.
         json: Print one JSON object.
     """
     from dataclasses import replace
 
     from rlplace.api import place
+    from rlplace.report.explain import explain as why
     from rlplace.report.plan_view import (
         infeasible_data,
         plan_data,
@@ -167,18 +171,18 @@ def plan(
         from rlplace.simulate.estimate import timeline
 
         draw([timeline(instance, placed.plan)], picture)
+    reasons = why(instance, placed.plan, placed.estimate) if explain else []
     if json:
-        _print(
-            plan_data(
-                instance,
-                placed.plan,
-                placed.estimate,
-                bound=placed.bound,
-                planner=placed.planner,
-                plan_seconds=placed.seconds,
-                alternatives=placed.alternatives,
-            )
+        data = plan_data(
+            instance,
+            placed.plan,
+            placed.estimate,
+            bound=placed.bound,
+            planner=placed.planner,
+            plan_seconds=placed.seconds,
+            alternatives=placed.alternatives,
         )
+        _print(data | {"explanation": reasons} if explain else data)
         return OK
     console = Console()
     for line in _assumptions(instance):
@@ -186,6 +190,10 @@ def plan(
     console.print(render_plan(instance, placed.plan, placed.estimate, placed.bound))
     console.print()
     console.print(render_alternatives(placed.planner, placed.alternatives))
+    if explain:
+        console.print()
+        for line in reasons:
+            console.print(f"- {line}", highlight=False, markup=False)
     return OK
 
 

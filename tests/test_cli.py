@@ -80,6 +80,18 @@ def test_plan_prints_verdict_table_and_alternatives(capsys: pytest.CaptureFixtur
         assert words in text
 
 
+def test_plan_explains_itself_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "gpt2-tiny", "4xA100-40", "--global-batch", 32, "--time-limit", 0.05]
+    assert call(*arguments, "--explain") == OK
+    text = " ".join(capsys.readouterr().out.split())
+    assert "- of a step of " in text
+    assert "is the fullest, with " in text
+    assert call(*arguments, "--explain", "--json") == OK
+    assert json.loads(capsys.readouterr().out)["explanation"][0].startswith("of a step of ")
+    assert call(*arguments, "--json") == OK
+    assert "explanation" not in json.loads(capsys.readouterr().out)
+
+
 def test_plan_of_a_users_own_function(capsys: pytest.CaptureFixture[str], own_model: Path) -> None:
     assert call("plan", f"{own_model}:make", "2xT4", "--global-batch", 64, "--json") == OK
     assert json.loads(capsys.readouterr().out)["model"].endswith(":make")

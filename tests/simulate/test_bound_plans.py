@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +20,9 @@ from rlplace.simulate.bound import bound, limits
 from rlplace.simulate.estimate import Estimator
 
 _TIGHT = 1 + 1e-9
-_FRAMEWORK = Framework("own", 2e-6, 3e-6, overlap_reduce=0.9, overlap_gather=0.8, regather=True)
+_FRAMEWORK = Framework(
+    "own", 2e-6, 3e-6, bucket=1e6, overlap_reduce=0.9, overlap_gather=0.8, regather=True
+)
 
 
 def _kind(rng: np.random.Generator, name: str) -> DeviceKind:
@@ -123,20 +124,17 @@ def test_never_above_plans_of_all_shapes_and_schedules(seed: int) -> None:
     assert bound(instance) <= _best(instance, every) * _TIGHT
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "mixtral-tiny"])
-def test_never_above_plans_of_captured_models(name: str) -> None:
+def test_never_above_plans_of_a_captured_model() -> None:
     """Matmuls by shape, sequence parallelism, offload: what synthetic graphs do not have."""
-    graph = library.build(name, degrees=(2,))
+    graph = library.build("gpt2-tiny", degrees=(2,))
+    asked = Instance(graph, Cluster.parse("2x4xA100-40"), 16, "bf16-mixed", offload=True)
     rng = np.random.default_rng(0)
-    for where, precision in (("2x4xA100-40", "bf16-mixed"), ("4xV100-32:pcie", "fp32")):
-        asked = Instance(graph, Cluster.parse(where), 16, precision, offload=True)
-        plans = [random_plan(asked, rng) for _ in range(30)]
-        plans += [
-            uniform_plan(asked, tp=2, micro_batch=2, sequence_parallel=True, recompute=mode)
-            for mode in ("none", "full", "layer")
-            if 2 in asked.offered_tp
-        ]
-        assert bound(asked) <= _best(asked, iter(plans)) * _TIGHT
+    plans = [random_plan(asked, rng) for _ in range(20)]
+    plans += [
+        uniform_plan(asked, tp=2, micro_batch=2, sequence_parallel=True, recompute=mode)
+        for mode in ("none", "full", "layer")
+    ]
+    assert bound(asked) <= _best(asked, iter(plans)) * _TIGHT
 
 
 def test_memory_that_forces_sharding_raises_it() -> None:

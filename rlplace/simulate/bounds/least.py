@@ -101,11 +101,12 @@ class Least:
         shards, zero = frame.cut.shards, frame.cut.zero
         gradients, weights = float(work.params * size.gradient), float(work.params * size.weight)
         frozen = float(work.frozen_params * size.weight)
-        whole, across = tables.whole.seconds(gradients), tables.across.seconds(gradients / shards)
-        scatter = tables.scatter.seconds(gradients)
+        bucket = frame.instance.execution.bucket
+        whole, scatter = (t.seconds(gradients, bucket) for t in (tables.whole, tables.scatter))
+        across = tables.across.seconds(gradients / shards, bucket / shards)
         reduce = np.where(zero == 1, np.minimum(whole, scatter + across), across)
         gather = np.where(zero == 3, tables.gather.seconds(weights + frozen), 0.0)
-        publish = np.where((zero == 1) | (zero == 2), tables.gather.seconds(weights), 0.0)
+        publish = np.where((zero == 1) | (zero == 2), tables.gather.seconds(weights, bucket), 0.0)
         return np.array(
             [
                 frame.share * gather,

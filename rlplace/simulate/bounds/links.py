@@ -126,8 +126,13 @@ class Table:
     per_byte: Floats
     curves: tuple[tuple[npt.NDArray[np.bool_], CollectiveCurve], ...]
 
-    def seconds(self, size: float | Floats) -> Floats:
-        """Of tensors of `size` bytes, one or P of them."""
+    def seconds(self, size: float | Floats, bucket: float | Floats = 0.0) -> Floats:
+        """Of tensors of `size` bytes, one or P of them, `bucket` bytes at a time (0: all at once).
+
+        A tensor that does not fill a bucket takes its part of one.
+        """
+        if np.any(bucket):
+            return size / bucket * self.seconds(bucket)
         found: Floats = np.where(size > 0.0, (self.fixed + self.per_byte * size).min(axis=0), 0.0)
         for places, curve in self.curves:
             sizes = np.broadcast_to(size, found.shape)[places].tolist()

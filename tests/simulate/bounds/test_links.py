@@ -88,3 +88,10 @@ def test_tables_are_the_same_for_many() -> None:
         ]
         assert found.tolist() == pytest.approx(each)
         assert best.table(kind, ranks).seconds(1e6)[1] == best.seconds(kind, 1e6, 2)
+
+
+def test_buckets_follow_one_another() -> None:
+    table = BestLinks(cluster([[round_kind()] * 4])).table("all_reduce", np.array([1, 4]))
+    once = table.seconds(1e6)
+    assert table.seconds(4e6, 1e6).tolist() == (4 * once).tolist()
+    assert table.seconds(np.array([1e5, 1e5]), 1e6).tolist() == pytest.approx((0.1 * once).tolist())

@@ -14,7 +14,7 @@ from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
 from rlplace.cost.compute import Compute, compute, slower
 from rlplace.cost.types import GroupCost
-from rlplace.graph.types import Layout, Structure, Work
+from rlplace.graph.types import Collective, Layout, Structure, Work
 from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
 from rlplace.units import MIB
 
@@ -227,6 +227,7 @@ def _group(share: _Share, boundary: float) -> GroupCost:
     launch = run.collective_launch
     forward = slower(own.forward + forward_exchange, own.host_forward + forward_count * launch)
     light = slower(own.light, own.host_forward)
+    light += run.redone_matmuls * (own.matmul + forward_exchange)
     redo = {"none": 0.0, "attention": own.attention, "ops": light, "full": forward}
     backward = slower(
         own.backward + backward_exchange + _accumulate_seconds(share),
@@ -246,6 +247,9 @@ def _group(share: _Share, boundary: float) -> GroupCost:
         transient=memory.transient(instance, share.layout, choice, mesh, samples),
         logits=memory.logits(instance, share.work, samples),
         weight_backward=own.weight,
+        optimizer_transient=memory.step_transient(instance, share.work, choice, mesh),
+        skipped=own.last if run.early_stop and choice.recompute in ("full", JOINED) else 0.0,
+        redone=memory.redone(instance, share.layout, choice, samples),
     )
 
 
@@ -259,20 +263,32 @@ def _beside(compute: float, traffic: float, overlap: float) -> float:
 
 
 def _exchange(share: _Share, phase: str) -> tuple[float, int]:
-    """Seconds and number of the layout's collectives of a phase; they are exposed.
+    """Seconds and number of the layout's collectives of a phase that are exposed.
 
-    Where the backward pass gathers again what a sequence layout reads, its gathers run a second
-    time.
+    Those that run beside the matmuls that they feed come in as many pieces as there are ranks, the
+    first of which is exposed, and disturb the matmuls as any other traffic does. Where the backward
+    pass gathers again what a sequence layout reads, its gathers run a second time, beside the
+    matmuls that make the gradients of the weights.
     """
-    size = share.instance.bytes.activation
-    again = phase == "backward" and share.instance.execution.regather
-    own = [
+    run = share.instance.execution
+    own = [one for one in share.layout.collectives if one.phase == phase]
+    hidden = share.overlap * run.overlap_exchange * (1.0 - 1.0 / share.mesh.tp)
+    exposed = sum(_collective_seconds(share, one) for one in own) * (1.0 - hidden)
+    if phase == "forward" or not run.regather:
+        return exposed, len(own)
+    again = [
         one
         for one in share.layout.collectives
-        if one.phase == phase or (again and one.kind == "all_gather")
+        if one.phase == "forward" and one.kind == "all_gather"
     ]
-    spent = (seconds(one.kind, one.floats(share.samples) * size, share.looks.tp) for one in own)
-    return sum(spent), len(own)
+    beside = sum(_collective_seconds(share, one) for one in again)
+    beside -= share.overlap * min(share.compute.weight, beside)
+    return exposed + beside, len(own) + len(again)
+
+
+def _collective_seconds(share: _Share, one: Collective) -> float:
+    size = one.floats(share.samples) * share.instance.bytes.activation
+    return seconds(one.kind, size, share.looks.tp)
 
 
 def find_layout(structure: Structure, name: str, degree: int) -> Layout:
@@ -309,7 +325,10 @@ def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
     if zero == 2:
         return 0.0, scatter, across, publish
     frozen = float(work.frozen_params * share.instance.bytes.weight)
-    return seconds("all_gather", weights + frozen, looks.shard), scatter, across, 0.0
+    size = weights + frozen
+    if run.gather_bytes:
+        size *= run.gather_bytes / share.instance.bytes.weight
+    return seconds("all_gather", size, looks.shard), scatter, across, 0.0
 
 
 def _bucketed(kind: CollectiveKind, size: float, ring: Ring, bucket: float) -> float:
@@ -326,7 +345,7 @@ def _accumulate_seconds(share: _Share) -> float:
     """Adding a micro-batch's gradients to the sum of those before; the first has nothing to add."""
     count = share.micro_batches
     size = share.instance.bytes
-    params = share.work.params / (share.mesh.dp_shard if share.choice.zero >= 2 else 1)
+    params = share.work.params / (share.mesh.shards if share.choice.zero >= 2 else 1)
     added = params * (2 * size.gradient + size.weight)
     return _memory_seconds(share, added) * (1.0 - 1.0 / count)
 
@@ -341,13 +360,13 @@ def _optimizer_seconds(share: _Share) -> float:
     on the parameters that have arrived, takes what its memory takes.
     """
     size = share.instance.bytes
-    local = share.work.params / (share.mesh.dp_shard if share.choice.zero else 1)
+    local = share.work.params / (share.mesh.shards if share.choice.zero else 1)
     states = 2 * share.instance.optimizer_bytes
     if share.choice.offload:
         way = local * max(size.gradient, size.weight)
         slowest = max(way / kind.host_bandwidth for kind in share.kinds)
         return 2 * slowest + local * states / _HOST_MEMORY
-    clip = share.work.params / (share.mesh.dp_shard if share.choice.zero >= 2 else 1)
+    clip = share.work.params / (share.mesh.shards if share.choice.zero >= 2 else 1)
     clip *= _CLIP_PASSES * size.gradient
     return _memory_seconds(share, clip + local * (2 * size.weight + size.gradient + states))
 

@@ -42,6 +42,9 @@ _TILES = (
     (64, 128, 0.85),
     (64, 64, 0.7),
 )
+#: Share of the efficiency of 16-bit matmuls that fp8 ones reach of their own, doubled peak: both
+#: draw the power that the device may, and scales are applied to every result.
+_FP8_SHARE = 0.87
 #: A flash kernel's backward does five matmuls where two are counted forward and four backward: it
 #: computes the scores again; and it does them at a lower speed than the forward (Dao, arXiv
 #: 2307.08691, figures 4 to 6).
@@ -58,6 +61,8 @@ class Compute:
         weight: The part of `backward` that makes gradients of parameters.
         attention: The forward of the core attention alone.
         light: The forward of all ops that are neither matmul-like nor attention.
+        matmul: The forward of all matmuls but those of attention.
+        last: The forward of the last matmul: what recompute that stops early leaves out.
         host_forward: What the host takes to launch the forward pass.
         host_backward: The same of the backward pass.
     """
@@ -67,6 +72,8 @@ class Compute:
     weight: float
     attention: float
     light: float
+    matmul: float
+    last: float
     host_forward: float
     host_backward: float
 
@@ -85,25 +92,32 @@ def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Com
     run = instance.execution
     kernels, forward_moved, backward_moved = instance.traffic(work)
     matmuls = {"forward": 0.0, "input": 0.0, "weight": 0.0}
-    moved = dict(matmuls)
+    moved, cast, last, dtype = dict(matmuls), dict(matmuls), 0.0, matmul_dtype(instance, work)
     for product in work.products:
-        matmuls[product.role] += product_seconds(instance, kind, product, samples)
+        taken = product_seconds(instance, kind, product, samples, dtype)
+        matmuls[product.role] += taken
         moved[product.role] += product.moved(samples)
+        if dtype == "fp8" and product.kind != "attention":
+            cast[product.role] += product.count * _operand(product, samples) * run.cast
+        if product.role == "forward":
+            last = taken / product.count
     if not work.products:
-        dtype, flops = instance.bytes.compute, work.backward_flops(samples)
+        flops = work.backward_flops(samples)
         matmuls["forward"] = matmul_seconds(kind, dtype, work.flops(samples), work.matmuls)
         matmuls["input"] = matmul_seconds(kind, dtype, flops, 2 * work.matmuls)
     size = _LOSS_BYTES if work.logits_bytes != Affine() else instance.bytes.activation
     bandwidth = kind.bandwidth * kind.memory_efficiency
-    light = size * max(0.0, forward_moved(samples) - moved["forward"]) / bandwidth
-    light_back = backward_moved(samples) - moved["input"] - moved["weight"]
-    light_back = size * max(0.0, light_back) / bandwidth
+    light = size * max(0.0, forward_moved(samples) - moved["forward"])
+    light = (light + cast["forward"]) / bandwidth
+    light_back = size * max(0.0, backward_moved(samples) - moved["input"] - moved["weight"])
+    light_back = (light_back + cast["input"]) / bandwidth
     soft, soft_back = (
         instance.bytes.activation * passes / bandwidth
         for passes in _score_passes(instance, work, samples)
     )
     gaps = kernels * kind.launch_overhead
-    attention = soft + _attention(instance, kind, work, samples)
+    core = _attention(instance, kind, work, samples)
+    attention = soft + core
     device = matmuls["forward"] + light + soft + gaps
     device_back = matmuls["input"] + matmuls["weight"] + light_back + soft_back + 2 * gaps
     return Compute(
@@ -112,6 +126,8 @@ def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Com
         weight=matmuls["weight"],
         attention=attention + kind.launch_overhead if attention else 0.0,
         light=light + gaps,
+        matmul=max(0.0, matmuls["forward"] - core),
+        last=last,
         host_forward=kernels * run.launch,
         host_backward=2 * kernels * run.backward_launch,
     )
@@ -151,34 +167,71 @@ def _attention(instance: Instance, kind: DeviceKind, work: Work, samples: float)
         flops = work.attention_flops(samples)
         return matmul_seconds(kind, instance.bytes.compute, flops, 1)
     return sum(
-        product_seconds(instance, kind, product, samples)
+        product_seconds(instance, kind, product, samples, instance.bytes.compute)
         for product in work.products
         if product.kind == "attention" and product.role == "forward"
     )
 
 
+def matmul_dtype(instance: Instance, work: Work) -> str:
+    """What the matmuls of a group are in: those that make class scores are never in fp8."""
+    dtype = instance.bytes.compute
+    return "bf16" if dtype == "fp8" and work.logits_bytes != Affine() else dtype
+
+
+def _operand(product: Product, samples: float) -> int:
+    """Elements of what the forward pass multiplies by weights, of whose gradient the backward."""
+    batch, rows, _, depth = _shape(product, samples)
+    return batch * rows * depth
+
+
 def product_seconds(
-    instance: Instance, kind: DeviceKind, product: Product, samples: float
+    instance: Instance, kind: DeviceKind, product: Product, samples: float, dtype: str
 ) -> float:
-    """Seconds of all kernels of a product on one device: the longer of FLOPs and bytes."""
+    """Seconds of all kernels of a product on one device: the longer of FLOPs and bytes.
+
+    Attention is never in fp8.
+    """
     flops = product.flops(samples)
     if flops <= 0.0:
         return 0.0
+    if product.kind == "attention" and instance.attention == "math":
+        return _math_attention(instance, kind, product, samples, dtype)
     batch, rows, columns, depth = _shape(product, samples)
     moved = product.moved(samples)
-    if product.kind == "attention" and instance.attention == "flash":
-        dtype = "bf16" if instance.bytes.compute == "fp8" else instance.bytes.compute
+    if product.kind == "attention":
+        dtype = "bf16" if dtype == "fp8" else dtype
         speed = kind.peak_flops[dtype] * kind.attention_efficiency * instance.execution.attention
         flops *= 0.5 if product.causal else 1.0
         flops *= _FLASH_BACKWARD if product.role == "input" else 1.0
     else:
         each = flops / product.count
-        speed = kind.peak_flops[instance.bytes.compute] * each / (each + kind.half_flops)
+        speed = kind.peak_flops[dtype] * each / (each + kind.half_flops)
         speed *= matmul_efficiency(kind, batch, rows, columns, depth)
-    if product.kind == "attention" and instance.attention == "math":
-        moved += _MATMUL_PASSES[product.role] * product.count * batch * rows * columns
+        speed *= _FP8_SHARE if dtype == "fp8" else 1.0
     bandwidth = kind.bandwidth * kind.memory_efficiency
     return max(flops / speed, moved * instance.bytes.activation / bandwidth)
+
+
+def _math_attention(
+    instance: Instance, kind: DeviceKind, product: Product, samples: float, dtype: str
+) -> float:
+    """Seconds of the matmuls of a math kernel, all pairs computed.
+
+    Forward, the scores and the sum over values; backward, the gradients of the scores, values,
+    queries and keys. One of each sums over the width of a head and fills the score matrix, the
+    others sum along it; each of them writes or reads the matrix once.
+    """
+    batch, rows, columns, depth = _shape(product, samples)
+    passes = _MATMUL_PASSES[product.role]
+    flops = product.flops(samples) / passes
+    scores = product.count * batch * rows * columns
+    moved = (product.moved(samples) / passes + scores) * instance.bytes.activation
+    least = moved / (kind.bandwidth * kind.memory_efficiency)
+    peak = kind.peak_flops[dtype]
+    filling = flops / (peak * matmul_efficiency(kind, batch, rows, columns, depth))
+    summing = flops / (peak * matmul_efficiency(kind, batch, rows, depth, columns))
+    return max(filling, least) + (passes - 1) * max(summing, least)
 
 
 def _shape(product: Product, samples: float) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from rlplace.cluster.types import Cluster, Device, Link, Node
 from rlplace.errors import InputError
-from rlplace.plan.types import Instance
+from rlplace.plan.types import Instance, Plan
 from rlplace.planners.data_parallel import replicas_only
 from rlplace.planners.grid import grid
 from rlplace.planners.types import Budget, PlannerResult
@@ -21,6 +22,8 @@ _NIC = Link(25e9, 5e-6, "ib200")
 _PER_NODE = 8
 #: Chunks of a loss that are tried.
 _CHUNKS = 8
+#: What is said of a change, and the fields of the instance that it changes.
+_Changes = Iterable[tuple[str, dict[str, Any]]]
 
 
 def smallest_changes(instance: Instance, seconds: float = 2.0) -> tuple[str, ...]:
@@ -30,32 +33,57 @@ def smallest_changes(instance: Instance, seconds: float = 2.0) -> tuple[str, ...
         instance: An instance on which no plan was found that fits.
         seconds: What may be spent on trying.
     """
-    found = []
+    narrow = _fitting(instance, seconds, _smaller_states(instance))
+    both = {"precision": "bf16", "optimizer": "adamw-8bit"}
+    if not narrow and instance.optimizer == "adamw":
+        text = "bf16 weights with an 8-bit optimizer (precision=bf16, optimizer=adamw-8bit)"
+        narrow = _fitting(instance, seconds, [(text, both)])
+    return (
+        *_more_devices(instance, seconds),
+        *narrow,
+        *_fitting(instance, seconds, _less_kept(instance)),
+    )
+
+
+def _fitting(instance: Instance, seconds: float, changes: _Changes) -> list[str]:
+    """What is said of those changes with which something fits."""
+    return [text for text, fields in changes if _fit(instance, seconds, fields)]
+
+
+def _more_devices(instance: Instance, seconds: float) -> Iterator[str]:
+    """The smallest multiple of the cluster on which something fits, and how."""
     for factor in _FACTORS:
         cluster = scaled(instance.cluster, factor)
-        if _fits(instance, seconds / 8, cluster=cluster):
-            found.append(
+        if plan := _fit(instance, seconds, {"cluster": cluster}):
+            zero = max(choice.zero for stage in plan.stages for choice in stage.choices)
+            yield (
                 f"{factor} times the devices ({len(cluster.devices)} instead of "
-                f"{len(instance.cluster.devices)})"
+                f"{len(instance.cluster.devices)})" + (f" with ZeRO-{zero}" if zero else "")
             )
-            break
-    if instance.optimizer == "adamw" and _fits(instance, seconds / 8, optimizer="adamw-8bit"):
-        found.append("an 8-bit optimizer (optimizer=adamw-8bit)")
-    if not instance.offload and _fits(instance, seconds / 8, offload=True):
-        found.append("the optimizer states in the memory of the host (offload=True)")
-    if instance.precision != "bf16" and _fits(instance, seconds / 8, precision="bf16"):
-        found.append("bf16 weights and optimizer states (precision=bf16)")
+            return
+
+
+def _smaller_states(instance: Instance) -> _Changes:
+    """Changes that make weights, gradients and optimizer states smaller."""
+    if instance.optimizer == "adamw":
+        yield "an 8-bit optimizer (optimizer=adamw-8bit)", {"optimizer": "adamw-8bit"}
+    if instance.precision != "bf16":
+        yield "bf16 weights and optimizer states (precision=bf16)", {"precision": "bf16"}
+
+
+def _less_kept(instance: Instance) -> _Changes:
+    """Changes that keep states elsewhere, or less from the forward to the backward pass."""
+    if not instance.offload:
+        yield "the optimizer states in the memory of the host (offload=True)", {"offload": True}
     if instance.attention == "math":
-        if _fits(instance, seconds / 8, attention="flash"):
-            found.append("a flash attention kernel, which keeps no score matrix (attention=flash)")
-        modes = (*instance.recompute_modes, "attention")
-        if "attention" not in instance.recompute_modes and _fits(
-            instance, seconds / 8, recompute_modes=modes
-        ):
-            found.append("redoing the core attention (recompute_modes with attention)")
-    if _has_logits(instance) and _fits(instance, seconds / 8, loss_chunks=_CHUNKS):
-        found.append(f"the loss in {_CHUNKS} chunks of tokens (loss_chunks={_CHUNKS})")
-    return tuple(found)
+        kernel = {"attention": "flash"}
+        yield "a flash attention kernel, which keeps no score matrix (attention=flash)", kernel
+        if "attention" not in instance.recompute_modes:
+            modes = {"recompute_modes": (*instance.recompute_modes, "attention")}
+            yield "redoing the core attention (recompute_modes with attention)", modes
+    if _has_logits(instance):
+        chunks = {"loss_chunks": _CHUNKS}
+        yield f"the loss in {_CHUNKS} chunks of tokens (loss_chunks={_CHUNKS})", chunks
 
 
 def shortage(instance: Instance, result: PlannerResult) -> str:
@@ -101,12 +129,18 @@ def _has_logits(instance: Instance) -> bool:
     return instance.loss_chunks == 1 and any(work.logits_bytes(1.0) for work in works)
 
 
-def _fits(instance: Instance, seconds: float, **changes: Any) -> bool:
-    """Whether some plan fits the instance with some of its fields changed."""
+def _fit(instance: Instance, seconds: float, changes: dict[str, Any]) -> Plan | None:
+    """A plan that fits the instance with some of its fields changed, or None.
+
+    Args:
+        instance: The question.
+        seconds: What all changes together may spend on trying.
+        changes: Fields and their values.
+    """
     try:
         changed = replace(instance, **changes)
     except InputError:  # a device kind that lacks the dtype
-        return False
-    budget, rng = Budget(seconds=seconds), np.random.default_rng(0)
+        return None
+    budget, rng = Budget(seconds=seconds / 8), np.random.default_rng(0)
     lean = replicas_only("zero3", changed, budget, zero=3, estimator=None)
-    return lean.plan is not None or grid(changed, budget, rng).plan is not None
+    return lean.plan or grid(changed, budget, rng).plan

@@ -180,8 +180,8 @@ def render_plan(instance: Instance, plan: Plan, estimate: Estimate, bound: float
 
 
 def _memory_table(instance: Instance, plan: Plan, estimate: Estimate) -> Table:
-    """GiB of the fullest device of each stage, by cause."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
+    """GiB of the fullest device of each stage, by cause; all causes fit into 80 columns."""
+    table = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     names = [field.name for field in fields(MemoryUse)]
     table.add_column("GiB of")
     for name in names:

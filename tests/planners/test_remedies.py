@@ -26,8 +26,19 @@ def _instance(devices: int, megabytes: float) -> Instance:
 
 def test_the_smallest_changes_that_would_fit() -> None:
     changes = smallest_changes(_instance(2, 40.0), seconds=20.0)
-    assert changes[0] == "2 times the devices (4 instead of 2)"
+    assert changes[0] == "2 times the devices (4 instead of 2) with ZeRO-3"
     assert any("precision=bf16" in change for change in changes)
+
+
+def test_narrower_states_are_told_together_where_neither_is_enough() -> None:
+    """Of 128 MB, an 8-bit optimizer alone leaves 80 and bf16 alone 64; both leave 48."""
+    changes = smallest_changes(_instance(1, 55.0), seconds=20.0)
+    assert [change for change in changes if "precision=" in change or "optimizer=" in change] == [
+        "bf16 weights with an 8-bit optimizer (precision=bf16, optimizer=adamw-8bit)"
+    ]
+    alone = smallest_changes(_instance(1, 70.0), seconds=20.0)
+    assert "bf16 weights and optimizer states (precision=bf16)" in alone
+    assert not any("optimizer=adamw-8bit" in change for change in alone)
 
 
 def test_a_change_that_would_not_fit_is_not_told() -> None:

@@ -24,6 +24,8 @@ from rlplace.plan.types import Instance
 #: of its softmax, and of its dropout (a mask of one byte beside two floats).
 _MATMUL_PASSES = {"forward": 2, "input": 4}
 _SOFTMAX_PASSES = (2, 3)
+#: Of the scale and the mask, where they are kernels of their own.
+_SCALE_PASSES = (4, 2)
 _DROPOUT_PASSES = (2.5, 2.5)
 #: Classes and their scores are fp32 in a loss at every precision: bytes of an element.
 _LOSS_BYTES = 4
@@ -60,6 +62,7 @@ class Compute:
         backward: The backward pass on the device.
         weight: The part of `backward` that makes gradients of parameters.
         attention: The forward of the core attention alone.
+        attention_back: Its backward.
         light: The forward of all ops that are neither matmul-like nor attention.
         matmul: The forward of all matmuls but those of attention.
         last: The forward of the last matmul: what recompute that stops early leaves out.
@@ -71,6 +74,7 @@ class Compute:
     backward: float
     weight: float
     attention: float
+    attention_back: float
     light: float
     matmul: float
     last: float
@@ -92,25 +96,34 @@ def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Com
     run = instance.execution
     kernels, forward_moved, backward_moved = instance.traffic(work)
     matmuls = {"forward": 0.0, "input": 0.0, "weight": 0.0}
-    moved, cast, last, dtype = dict(matmuls), dict(matmuls), 0.0, matmul_dtype(instance, work)
+    moved, cast, dtype = dict(matmuls), dict(matmuls), matmul_dtype(instance, work)
+    last = core_back = 0.0
     for product in work.products:
         taken = product_seconds(instance, kind, product, samples, dtype)
         matmuls[product.role] += taken
         moved[product.role] += product.moved(samples)
         if dtype == "fp8" and product.kind != "attention":
             cast[product.role] += product.count * _operand(product, samples) * run.cast
+        if product.kind == "attention" and product.role == "input":
+            core_back += taken
         if product.role == "forward":
             last = taken / product.count
     if not work.products:
         flops = work.backward_flops(samples)
         matmuls["forward"] = matmul_seconds(kind, dtype, work.flops(samples), work.matmuls)
         matmuls["input"] = matmul_seconds(kind, dtype, flops, 2 * work.matmuls)
-    size = _LOSS_BYTES if work.logits_bytes != Affine() else instance.bytes.activation
     bandwidth = kind.bandwidth * kind.memory_efficiency
-    light = size * max(0.0, forward_moved(samples) - moved["forward"])
-    light = (light + cast["forward"]) / bandwidth
-    light_back = size * max(0.0, backward_moved(samples) - moved["input"] - moved["weight"])
-    light_back = (light_back + cast["input"]) / bandwidth
+    light, light_back = _light_bytes(
+        instance,
+        work,
+        samples,
+        forward_moved(samples) - moved["forward"],
+        backward_moved(samples) - moved["input"] - moved["weight"],
+    )
+    light, light_back = (
+        (light + cast["forward"]) / bandwidth,
+        (light_back + cast["input"]) / bandwidth,
+    )
     soft, soft_back = (
         instance.bytes.activation * passes / bandwidth
         for passes in _score_passes(instance, work, samples)
@@ -125,12 +138,30 @@ def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Com
         backward=device_back,
         weight=matmuls["weight"],
         attention=attention + kind.launch_overhead if attention else 0.0,
+        attention_back=soft_back + core_back,
         light=light + gaps,
         matmul=max(0.0, matmuls["forward"] - core),
         last=last,
         host_forward=kernels * run.launch,
         host_backward=2 * kernels * run.backward_launch,
     )
+
+
+def _light_bytes(
+    instance: Instance, work: Work, samples: float, forward: float, backward: float
+) -> tuple[float, float]:
+    """Bytes that all but matmuls move, forward and backward, from the elements.
+
+    Class scores are in fp32 in a loss at every precision; what a framework's own loss moves of
+    them, if it is said, goes before what was counted.
+    """
+    size = instance.bytes.activation
+    if work.logits_bytes != Affine():
+        size = _LOSS_BYTES
+        if said := instance.execution.loss_bytes:
+            each = said * work.logits_bytes(samples) / _LOSS_BYTES / 2
+            return each, each
+    return size * max(0.0, forward), size * max(0.0, backward)
 
 
 def slower(device: float, host: float) -> float:
@@ -151,7 +182,10 @@ def _score_passes(instance: Instance, work: Work, samples: float) -> tuple[float
     if instance.attention == "flash":
         return 0.0, 0.0
     scores, dropped = work.score_floats(samples), work.dropped_scores(samples)
-    softmax, softmax_back = _SOFTMAX_PASSES
+    unfused = 0.0 if instance.fused else 1.0 - instance.execution.fusion
+    softmax, softmax_back = (
+        fused + unfused * apart for fused, apart in zip(_SOFTMAX_PASSES, _SCALE_PASSES, strict=True)
+    )
     if not work.products:
         softmax, softmax_back = (
             softmax + _MATMUL_PASSES["forward"],

@@ -116,14 +116,22 @@ def test_a_math_kernel_moves_the_scores() -> None:
     plain = product_seconds(math, _KIND, attention, 1.0, "bf16")
     # Softmax reads and writes; dropout reads, writes, and writes a mask of half a float.
     soft = (2 + 2.5) * 512**2 * 2 / 1e12
-    found = compute(math, work, [_KIND], 1, 1.0)
+    found = compute(replace(math, fused=True), work, [_KIND], 1, 1.0)
     assert found.forward == found.attention == pytest.approx(plain + soft)
     assert found.backward == pytest.approx((3 + 2.5) * 512**2 * 2 / 1e12)
+    # Apart, the scale and the mask read and write them as well; backward the scale does.
+    apart = compute(math, work, [_KIND], 1, 1.0)
+    assert apart.forward - found.forward == pytest.approx(4 * 512**2 * 2 / 1e12)
+    assert apart.backward - found.backward == pytest.approx(2 * 512**2 * 2 / 1e12)
 
 
 def test_class_scores_are_in_fp32() -> None:
     work = Work(moved=Affine(1e6), logits_bytes=Affine(1.0))
     assert compute(_INSTANCE, work, [_KIND], 1, 1.0).forward == pytest.approx(4e6 / 1e12)
+    own = replace(_INSTANCE, framework=Framework("own", loss_bytes=10.0))
+    scores = replace(work, logits_bytes=Affine(4e6))
+    found = compute(own, scores, [_KIND], 1, 1.0)
+    assert found.forward == found.backward == pytest.approx(5 * 1e6 / 1e12)
 
 
 def test_the_host_launches_what_the_device_runs() -> None:

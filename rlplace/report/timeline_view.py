@@ -31,13 +31,26 @@ _ACTIONS = ("F", "B", "W")
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a picture: its row (device), its span in milliseconds, and its label."""
+    """One bar of a picture: its row (device), its span in milliseconds, and its label.
+
+    A send may run beside compute: it is drawn as a strip below.
+    """
 
     row: int
     start: float
     width: float
     kind: str
     label: str
+
+    @property
+    def height(self) -> float:
+        """Of a row's height."""
+        return 0.15 if self.kind == "send" else 0.8
+
+    @property
+    def middle(self) -> float:
+        """Where it is, in rows."""
+        return self.row + (0.4 if self.kind == "send" else 0.0)
 
 
 def bars(timeline: Timeline) -> list[Bar]:
@@ -62,10 +75,10 @@ def draw(timelines: Sequence[Timeline], path: str | Path) -> Path:
     for axis, timeline, count in zip(axes, timelines, rows, strict=True):
         for bar in bars(timeline):
             axis.barh(
-                bar.row,
+                bar.middle,
                 bar.width,
                 left=bar.start,
-                height=0.8,
+                height=bar.height,
                 color=COLOURS.get(bar.kind, "#777777"),
                 edgecolor="white",
                 linewidth=0.6,

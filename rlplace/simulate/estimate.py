@@ -14,14 +14,18 @@ from rlplace.cost.memory import StateBytes
 from rlplace.cost.types import CostModel
 from rlplace.plan import schedules
 from rlplace.plan.check import check
-from rlplace.plan.orders import Peak, peaks
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
-from rlplace.simulate.orders import Ints, Orders, orders
+from rlplace.simulate.events import predicted_events
+from rlplace.simulate.flow import Flow, flow
+from rlplace.simulate.orders import Ints, Orders
 from rlplace.simulate.peaks import lane_use
 from rlplace.simulate.stages import StageCost, boundaries, stage_cost, tied_states, users
 from rlplace.simulate.timeline import (
+    AT_ONCE,
     BEGIN,
+    BESIDE,
     END,
+    IN_TURN,
     LAST,
     REDUCED,
     Durations,
@@ -32,24 +36,14 @@ from rlplace.simulate.timeline import (
 from rlplace.simulate.types import (
     CriticalPath,
     Estimate,
-    Event,
     MemoryUse,
     StageEstimate,
     Timeline,
 )
 from rlplace.units import format_bytes, ranges
 
-#: Letters of the kinds of `rlplace.simulate.orders`.
-_LETTERS = "FBBW"
-
-
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    """What follows from a plan's schedule, lanes and micro-batches alone."""
-
-    order: Orders
-    peaks: tuple[tuple[Peak, ...], ...]
-    held: tuple[int, ...]
+#: `Framework.sends` as the simulator has them.
+_SENDS = {"beside": BESIDE, "at once": AT_ONCE, "in turn": IN_TURN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class _Run:
     costs: list[StageCost]
     lanes: tuple[Mesh, ...]
     owner: tuple[int, ...]
-    flow: _Flow
+    flow: Flow
     times: Times
 
 
@@ -86,7 +80,6 @@ class Estimator:
     cost: CostModel = field(default_factory=AnalyticCost)
     evaluations: int = 0
     _stages: dict[tuple[Stage, int], StageCost] = field(default_factory=dict)
-    _flows: dict[tuple[object, ...], _Flow] = field(default_factory=dict)
     _kinds: dict[Mesh, tuple[_Alike, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -138,19 +131,9 @@ class Estimator:
     def timeline(self, plan: Plan) -> Timeline:
         """The predicted events of one step, for pictures and traces."""
         run = self._run(plan)
-        order, times = run.flow.order, run.times
-        events: list[Event] = []
-        for index, (mesh, tail) in enumerate(zip(run.lanes, times.tails.T.tolist(), strict=True)):
-            rows = range(*order.turns.first[index : index + 2])
-            for device in mesh.devices:
-                for row in rows:
-                    kind = _LETTERS[order.kind[row]]
-                    stage, micro_batch = int(order.stage[row]), int(order.micro_batch[row])
-                    start, end = float(times.start[row]), float(times.end[row])
-                    events.append(Event(device, kind, stage, micro_batch, start, end))
-                stage = run.owner.index(index)
-                events.append(Event(device, "reduce", stage, 0, tail[LAST], tail[REDUCED]))
-                events.append(Event(device, "optimizer", stage, 0, tail[BEGIN], tail[END]))
+        meshes = [stage.mesh for stage in plan.stages]
+        transfer = [self._transfer(plan, cut) for cut in range(1, len(meshes))]
+        events = predicted_events(run.flow.order, run.times, meshes, transfer)
         return Timeline(tuple(events), "predicted")
 
     def _run(self, plan: Plan) -> _Run:
@@ -159,9 +142,9 @@ class Estimator:
         lanes = schedules.lanes(plan)
         number = {mesh: index for index, mesh in enumerate(lanes)}
         owner = tuple(number[stage.mesh] for stage in plan.stages)
-        flow = self._flow(plan, owner)
-        durations = self._durations(plan, costs, lanes, owner, flow.order)
-        return _Run(costs, lanes, owner, flow, simulate(flow.order, durations))
+        found = flow(plan.schedule, owner, plan.micro_batches, plan.orders)
+        durations = self._durations(plan, costs, lanes, owner, found.order)
+        return _Run(costs, lanes, owner, found, simulate(found.order, durations))
 
     def _stage(self, stage: Stage, micro_batches: int) -> StageCost:
         key = (stage, micro_batches)
@@ -170,14 +153,6 @@ class Estimator:
                 self.instance, stage, micro_batches, self.cost, self._reads
             )
         return self._stages[key]
-
-    def _flow(self, plan: Plan, owner: tuple[int, ...]) -> _Flow:
-        key = (plan.schedule, plan.micro_batches, owner, plan.orders)
-        if key not in self._flows:
-            lists = schedules.actions(plan)
-            moments = tuple(peaks(lane) for lane in lists)
-            self._flows[key] = _Flow(orders(lists), moments, schedules.held(moments, len(owner)))
-        return self._flows[key]
 
     def _durations(
         self,
@@ -198,6 +173,7 @@ class Estimator:
         return Durations(
             seconds=np.concatenate([forward, backward, backward - weight, weight]),
             transfer=np.array([self._transfer(plan, cut) for cut in range(1, len(costs))]),
+            sends=np.array([self._sends(plan, cut) for cut in range(1, len(costs))], np.int64),
             optimizer=np.bincount(owner, weights=[cost.optimizer for cost in costs]).astype(float),
             bucket_first=np.cumsum([0, *counts]),
             bucket_seconds=np.array([bucket.seconds for bucket in buckets]),
@@ -217,6 +193,18 @@ class Estimator:
         floats, other = self.instance.graph.crossings[after.start]
         size = plan.micro_batch
         return self.cost.transfer(self.instance, before.mesh, after.mesh, floats(size), other(size))
+
+    def _sends(self, plan: Plan, cut: int) -> int:
+        """Whether, and how, a micro-batch on its way over a cut blocks its stages."""
+        execution = self.instance.execution
+        if execution.sends == "beside":
+            return BESIDE
+        before, after = plan.stages[cut - 1].mesh, plan.stages[cut].mesh
+        floats, other = self.instance.graph.crossings[plan.stages[cut].start]
+        size = plan.micro_batch
+        whole = floats(size) * self.instance.bytes.activation + other(size)
+        ranks = max(before.dp, after.dp) * (after.tp if execution.parts else 1)
+        return _SENDS[execution.sends] if whole / ranks > execution.buffer else BESIDE
 
     def _cores(self, lanes: tuple[Mesh, ...]) -> Ints:
         """One number for all lanes that share a core, directly or through others."""

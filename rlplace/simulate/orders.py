@@ -30,6 +30,11 @@ class Turns(NamedTuple):
         last: Turn in which each stage's last gradients of parameters are made (S,).
         reduce_first, reduce_stage: Stages of each lane in the order of `last`: those of lane l
             from `reduce_first[l]` to `reduce_first[l + 1]`; (L + 1,) and (S,).
+        meets: Whether a turn's send may wait for the lane that receives it (R,); see `_meetings`.
+        meet_sender, meet_reader: Turns that send and read what is passed in a meeting (K,).
+        meet_before: Turn of the receiving lane before the one that reads, or -1 (K,).
+        meet_due: Turn before which a meeting takes place; they are in this order (K,).
+        meet_cut, meet_one, meet_other: The cut, the sending and the receiving lane (K,).
     """
 
     first: Ints
@@ -42,6 +47,14 @@ class Turns(NamedTuple):
     last: Ints
     reduce_first: Ints
     reduce_stage: Ints
+    meets: Ints
+    meet_sender: Ints
+    meet_reader: Ints
+    meet_before: Ints
+    meet_due: Ints
+    meet_cut: Ints
+    meet_one: Ints
+    meet_other: Ints
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,8 @@ def orders(lanes: Lanes) -> Orders:
     Raises:
         ValueError: If the lists cannot be run to the end (an action waits for one behind it).
     """
-    level = levels(lanes)
-    missing = sum(len(own) - len(done) for own, done in zip(lanes, level, strict=True))
+    found = levels(lanes)
+    missing = sum(len(own) - len(done) for own, done in zip(lanes, found, strict=True))
     if missing:
         raise ValueError(f"the schedule deadlocks: {missing} actions can never start")
     flat = [action for lane in lanes for action in lane]
@@ -78,7 +91,8 @@ def orders(lanes: Lanes) -> Orders:
     micro_batch = np.array([action.micro_batch for action in flat], np.int64)
     kind = _kinds(lanes)
     lane = np.repeat(np.arange(len(lanes)), lengths)
-    row = np.argsort(np.concatenate([np.array(own, np.int64) for own in level]), kind="stable")
+    level = np.concatenate([np.array(own, np.int64) for own in found])
+    row = np.argsort(level, kind="stable")
     turn = np.empty(len(row), np.int64)
     turn[row] = np.arange(len(row))
     target, cut, link = _sends(stage, kind, micro_batch, lane)
@@ -87,8 +101,12 @@ def orders(lanes: Lanes) -> Orders:
     gradients = np.flatnonzero((kind == BACKWARD) | (kind == WEIGHT_BACKWARD))
     np.maximum.at(last, stage[gradients], gradients)  # rows of a stage are of one lane
     own = lane[last]
+    first = np.cumsum([0, *lengths]).astype(np.int64)
+    sender, before = _meetings(target, level, first, stage, kind)
+    meets = np.zeros(len(row), np.int64)
+    meets[sender] = 1
     turns = Turns(
-        first=np.cumsum([0, *lengths]).astype(np.int64),
+        first=first,
         turn=turn,
         lane=lane[row],
         price=(kind * stages + stage)[row],
@@ -98,8 +116,40 @@ def orders(lanes: Lanes) -> Orders:
         last=turn[last],
         reduce_first=np.searchsorted(np.sort(own), np.arange(len(lanes) + 1)),
         reduce_stage=np.lexsort((last, own)),
+        meets=meets[row],
+        meet_sender=turn[sender],
+        meet_reader=turn[target[sender]],
+        meet_before=np.where(before >= 0, turn[before], -1),
+        meet_due=np.searchsorted(level[row], level[target[sender]]),
+        meet_cut=cut[sender],
+        meet_one=lane[sender],
+        meet_other=lane[target[sender]],
     )
     return Orders(stage, kind, micro_batch, kind[last] == WEIGHT_BACKWARD, turns)
+
+
+def _meetings(target: Ints, level: Ints, first: Ints, stage: Ints, kind: Ints) -> tuple[Ints, Ints]:
+    """Rows whose sends may wait for their receivers, in order, and the receivers' rows before.
+
+    Two lanes meet when the one has run what it sends and the other all that comes before what
+    reads it; the next action of the sender is then behind the receiver's action before. That is
+    so in any case, or does no harm, where it is so by level; elsewhere lanes might wait for one
+    another in a circle, and a send passes through a buffer.
+
+    Meetings are in the order of the levels of what reads them, so that those of one lane are in
+    the order of its list. Of equal ones gradients pass before activations, and a lane sends before
+    it receives.
+    """
+    sender = np.flatnonzero(target >= 0)
+    reader = target[sender]
+    starts, ends = np.isin(reader, first[:-1]), np.isin(sender + 1, first[1:])
+    before = np.where(starts, -1, reader - 1)
+    following = np.where(ends, 0, sender + 1)
+    free = starts | ends | (level[before] < level[following])
+    sender, reader, before = sender[free], reader[free], before[free]
+    forward = kind[reader] == FORWARD
+    order = np.lexsort((np.where(forward, -stage[reader], stage[reader]), forward, level[reader]))
+    return sender[order], before[order]
 
 
 def _kinds(lanes: Lanes) -> Ints:

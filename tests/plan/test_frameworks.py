@@ -29,3 +29,9 @@ def test_constants_of_ones_own_are_taken_as_they_are() -> None:
     instance = Instance(transformer(1, 64), Cluster.parse("2xA100-80"), 8, framework=own)
     assert instance.execution == own
     assert replace(instance, framework="torch").execution == framework("torch")
+
+
+def test_sends_of_no_kind_are_refused() -> None:
+    assert Framework("own", sends="in turn").sends == "in turn"
+    with pytest.raises(InputError, match=r"sends.*later.*beside"):
+        Framework("own", sends="later")  # type: ignore[arg-type]  # the mistake under test

@@ -21,7 +21,7 @@ from rlplace.report.plan_view import (
 from rlplace.report.timeline_view import bars, chrome_trace, draw, save_trace
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import estimate, timeline
-from rlplace.simulate.types import MemoryUse
+from rlplace.simulate.types import Event, MemoryUse, Timeline
 
 INSTANCE = Instance(chain([1e12, 1e12, 2e12, 2e12]), cluster([[round_kind()] * 4]), 8, "fp32")
 PLAN = uniform_plan(INSTANCE, pp=2, micro_batches=4, cuts=(2,))
@@ -121,6 +121,14 @@ def test_bars_are_the_events_of_every_device() -> None:
             assert after.start >= before.start + before.width - 1e-9
     step = estimate(INSTANCE, PLAN).step_time
     assert abs(max(bar.start + bar.width for bar in drawn) - step * 1e3) < 1e-6
+
+
+def test_a_send_is_a_strip_below_what_runs_meanwhile() -> None:
+    line = Timeline((Event(0, "F", 0, 1, 1.0, 2.0), Event(0, "send", 0, 0, 1.0, 1.5)))
+    forward, send = bars(line)
+    assert send.middle - send.height / 2 >= forward.middle
+    assert send.middle + send.height / 2 <= forward.row + 0.5, "within the row"
+    assert (send.label, forward.label) == ("", "1")
 
 
 def test_picture_and_trace_are_written(tmp_path: Path) -> None:

@@ -13,9 +13,17 @@ from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Affine, Edge, Group, OpGraph, Structure, Work
 from rlplace.plan.schedules import lane_orders
 from rlplace.plan.testing import cluster, round_kind
-from rlplace.plan.types import Instance
+from rlplace.plan.types import GroupChoice, Instance
 from rlplace.simulate.orders import orders
-from rlplace.simulate.stages import Bucket, boundaries, boundary_bytes, buckets, exposed_reduce
+from rlplace.simulate.stages import (
+    Bucket,
+    boundaries,
+    boundary_bytes,
+    buckets,
+    exposed_reduce,
+    fullest,
+    stopped,
+)
 from rlplace.simulate.timeline import LAST, REDUCED, Durations, simulate
 
 
@@ -44,6 +52,26 @@ def test_a_bucket_is_ready_when_its_group_is_done() -> None:
     assert [bucket.ready_apart for bucket in buckets(apart)] == [0.75, 1.0]
 
 
+def test_only_the_last_of_those_that_are_redone_as_one_stops_early() -> None:
+    modes = ("none", "full", "joined", "full", "full")
+    groups = [replace(_group(5, 0), skipped=2.0 if mode != "none" else 0.0) for mode in modes]
+    found = stopped(groups, [GroupChoice(recompute=mode) for mode in modes])
+    assert [group.backward for group in found] == [5.0, 5.0, 3.0, 3.0, 3.0]
+
+
+def test_groups_that_are_redone_as_one_are_saved_again_together() -> None:
+    """Before the last of them is in backward; it frees what it has used."""
+    none, full, joined = (GroupChoice(recompute=mode) for mode in ("none", "full", "joined"))
+    groups = [
+        replace(_group(1, 0), transient=transient, redone=redone, logits=2.0)
+        for transient, redone in ((12.0, 10.0), (24.0, 20.0), (33.0, 30.0), (1.0, 0.0))
+    ]
+    assert fullest(groups, [full, joined, joined, none]) == (10 + 20 + 33, 6.0)
+    assert fullest(groups, [full, joined, full, none]) == (10 + 24, 4.0)
+    assert fullest(groups, [full, full, full, none]) == (33, 2.0)
+    assert fullest(groups[3:], [none]) == (1.0, 0.0)
+
+
 costs = st.builds(_group, st.floats(0, 10), st.floats(0, 10), st.floats(0, 1))
 
 
@@ -55,6 +83,7 @@ def test_the_events_say_the_same(groups: list[GroupCost]) -> None:
     durations = Durations(
         seconds=np.array([1.0, backward, backward, 0.0]),
         transfer=np.zeros(0),
+        sends=np.zeros(0, np.int64),
         optimizer=np.zeros(1),
         bucket_first=np.array([0, len(own)]),
         bucket_seconds=np.array([bucket.seconds for bucket in own]),

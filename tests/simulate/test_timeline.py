@@ -12,11 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlplace.plan.orders import Lanes, dependencies, parse_orders, split_actions
+from rlplace.plan.orders import Lanes, dependencies, levels, parse_orders, split_actions
 from rlplace.plan.schedules import lane_orders, owners
 from rlplace.plan.types import Action, Mesh
 from rlplace.simulate.orders import orders
-from rlplace.simulate.timeline import END, JOINED, LAST, REDUCED, Durations, simulate, step_times
+from rlplace.simulate.timeline import (
+    AT_ONCE,
+    BESIDE,
+    END,
+    IN_TURN,
+    JOINED,
+    LAST,
+    REDUCED,
+    Durations,
+    simulate,
+    step_times,
+)
 from tests.plan.test_orders import random_orders
 
 Spans = dict[Action, tuple[float, float]]
@@ -31,6 +42,7 @@ class _Problem:
     backward: Sequence[float]
     weight: Sequence[float] = ()
     transfer: Sequence[float] = ()
+    sends: Sequence[int] = ()
     cores: Sequence[int] = ()
     buckets: Sequence[Sequence[tuple[float, float]]] = ()
     late: Sequence[float] = ()
@@ -48,6 +60,7 @@ class _Problem:
         return Durations(
             seconds=factor * np.concatenate([forward, backward, backward - weight, weight]),
             transfer=factor * np.array(self.transfer or [0.0] * (stages - 1), float),
+            sends=np.array(self.sends or [BESIDE] * (stages - 1), np.int64),
             optimizer=factor * np.array(self.optimizer or [0.0] * lanes, float),
             bucket_first=np.cumsum([0, *map(len, buckets)]),
             bucket_seconds=factor * flat[:, 0],
@@ -87,7 +100,10 @@ def _run(
 
 @dataclass
 class _Clock:
-    """The same rules without arrays: of all actions that could run, the earliest one does."""
+    """The same rules without arrays: of all actions that could run, the earliest one does.
+
+    Sends run beside compute.
+    """
 
     problem: _Problem
     spans: Spans = field(default_factory=dict)
@@ -192,6 +208,88 @@ class _Clock:
         return action.kind == ("W" if apart else "B")
 
 
+class _Paths:
+    """The same rules as longest paths, for lanes with cores of their own; any sends."""
+
+    def __init__(self, problem: _Problem) -> None:
+        self.problem, self.clock = problem, _Clock(problem)
+        self.place = {a: (i, at) for i, own in enumerate(problem.lanes) for at, a in enumerate(own)}
+        self.level = {
+            a: level
+            for own, found in zip(problem.lanes, levels(problem.lanes), strict=True)
+            for a, level in zip(own, found, strict=True)
+        }
+        self.readers = {
+            need: a
+            for a, (lane, _) in self.place.items()
+            for need in dependencies(a, len(problem.forward))
+            if need.kind == a.kind and self.place[need][0] != lane
+        }
+        self.senders = {reader: sender for sender, reader in self.readers.items()}
+        self.meetings = sorted(filter(self.meets, self.readers), key=self.order)
+        self.done: dict[tuple[str, Action], float] = {}
+
+    def neighbour(self, action: Action, step: int) -> Action | None:
+        lane, at = self.place[action]
+        own = self.problem.lanes[lane]
+        return own[at + step] if 0 <= at + step < len(own) else None
+
+    def kind(self, sender: Action) -> int:
+        cut = min(sender.stage, self.readers[sender].stage)
+        return self.problem.sends[cut] if self.problem.sends else BESIDE
+
+    def meets(self, sender: Action) -> bool:
+        before, following = self.neighbour(self.readers[sender], -1), self.neighbour(sender, 1)
+        if self.kind(sender) == BESIDE:
+            return False
+        return None in (before, following) or self.level[before] < self.level[following]  # type: ignore[index]  # neither is None
+
+    def order(self, sender: Action) -> tuple[int, bool, int]:
+        reader = self.readers[sender]
+        forward = reader.kind == "F"
+        return self.level[reader], forward, -reader.stage if forward else reader.stage
+
+    def end(self, action: Action) -> float:
+        return self.start(action) + self.clock.seconds(action)
+
+    def start(self, action: Action) -> float:
+        if ("start", action) not in self.done:
+            waits = [0.0]
+            before = self.neighbour(action, -1)
+            if before is not None:
+                waits.append(self.free(before))
+            if action in self.senders:
+                waits.append(self.passed(self.senders[action]))
+            self.done["start", action] = max(waits)
+        return self.done["start", action]
+
+    def free(self, action: Action) -> float:
+        """When the lane may go on after an action."""
+        sent = [self.passed(action)] if action in self.meetings else []
+        return max(self.end(action), *sent, 0.0)
+
+    def passed(self, sender: Action) -> float:
+        """When what an action sends has arrived."""
+        if ("passed", sender) not in self.done:
+            reader, waits = self.readers[sender], [self.end(sender)]
+            lanes = self.place[sender][0], self.place[reader][0]
+            if sender in self.meetings:
+                before = self.neighbour(reader, -1)
+                waits += [] if before is None else [self.end(before)]
+                if self.kind(sender) == IN_TURN:
+                    former = self.meetings[: self.meetings.index(sender)]
+                    for other in former:
+                        if {*lanes} & {self.place[other][0], self.place[self.readers[other]][0]}:
+                            waits.append(self.passed(other))
+            for other in self.problem.lanes[lanes[0]][: self.place[sender][1]]:
+                if other in self.readers and self.place[self.readers[other]][0] == lanes[1]:
+                    waits.append(self.passed(other))
+            transfer = self.problem.transfer
+            way = transfer[min(sender.stage, reader.stage)] if transfer else 0.0
+            self.done["passed", sender] = max(waits) + way
+        return self.done["passed", sender]
+
+
 def _end(spans: Spans) -> float:
     return max(end for _, end in spans.values())
 
@@ -273,6 +371,45 @@ def test_sends_on_a_link_queue_by_hand() -> None:
     spans = _run(_lanes("gpipe", 3, (0, 1)), (1, 1), (1, 1), (3,))
     assert _text(spans, 1) == "1F0@4 1F1@7 1F2@10 1B0@11 1B1@12 1B2@13"
     assert _text(spans, 0) == "0F0@0 0F1@1 0F2@2 0B0@15 0B1@18 0B2@21"
+
+
+def test_a_send_that_blocks_by_hand() -> None:
+    """Half a second each way, during which both stages wait."""
+    lanes = _lanes("1f1b", 2, (0, 1))
+    problem = _Problem(lanes, (1, 1), (2, 2), transfer=(0.5,), sends=(AT_ONCE,))
+    # 0F1 and 1B0 end at 2.5 and 4.5: the activation and the gradient pass both ways until 5.
+    assert _text(problem.spans(), 0) == "0F0@0 0F1@1.5 0B0@5 0B1@8.5"
+    assert _text(problem.spans(), 1) == "1F0@1.5 1B0@2.5 1F1@5 1B1@6"
+    in_turn = replace(problem, sends=(IN_TURN,))
+    # The gradient until 5, then the activation until 5.5.
+    assert _text(in_turn.spans(), 0) == "0F0@0 0F1@1.5 0B0@5.5 0B1@9"
+    assert _text(in_turn.spans(), 1) == "1F0@1.5 1B0@2.5 1F1@5.5 1B1@6.5"
+    assert in_turn.tails()[LAST] == [11, 9], "stage 1 waits until its last gradient is gone"
+
+
+def test_a_send_waits_for_a_receiver_that_is_busy_by_hand() -> None:
+    """Stage 1 takes three seconds a forward; stage 0 may be one micro-batch ahead."""
+    lanes = _lanes("gpipe", 3, (0, 1))
+    beside = _Problem(lanes, (1, 3), (1, 1), transfer=(1,))
+    assert _text(beside.spans(), 0).startswith("0F0@0 0F1@1 0F2@2")
+    blocked = replace(beside, sends=(AT_ONCE,))
+    assert _text(blocked.spans(), 0).startswith("0F0@0 0F1@2 0F2@6")
+    assert _text(blocked.spans(), 1).startswith("1F0@2 1F1@6 1F2@10")
+
+
+def test_sends_that_would_wait_in_a_circle_pass_through_a_buffer() -> None:
+    """Stage 1 takes the second micro-batch first; stage 0 must not wait for it with the first."""
+    lanes = parse_orders("0F0 0F1 0B1 0B0\n1F1 1B1 1F0 1B0")
+    problem = _Problem(lanes, (1, 1), (2, 2), transfer=(1,), sends=(IN_TURN,))
+    assert _text(problem.spans(), 0).startswith("0F0@0 0F1@1")
+    assert _text(problem.spans(), 1).startswith("1F1@3 1B1@4")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_every_send_of_these_schedules_may_block(name: str) -> None:
+    for stages, micro_batches in ((2, 1), (4, 2), (4, 9), (8, 8)):
+        turns = orders(_lanes(name, micro_batches, range(stages))).turns
+        assert turns.meets.sum() == (turns.target >= 0).sum() == 2 * (stages - 1) * micro_batches
 
 
 def test_stages_of_a_lane_share_its_link_by_hand() -> None:
@@ -419,6 +556,7 @@ def _problems(draw: st.DrawFn) -> _Problem:
         backward,
         weight=[value * rng.random() for value in backward],
         transfer=some(stages - 1, 0.0, 3.0),
+        sends=[rng.choice((BESIDE, AT_ONCE, IN_TURN)) for _ in range(stages - 1)],
         cores=[rng.randrange(3) if shared else lane for lane in range(len(lanes))],
         buckets=buckets,
         late=some(stages, 0.0, 1.0),
@@ -429,11 +567,33 @@ def _problems(draw: st.DrawFn) -> _Problem:
 
 @given(_problems())
 def test_equal_to_the_reference(problem: _Problem) -> None:
+    problem = replace(problem, sends=())
     clock, spans = _Clock(problem).run(), problem.spans()
     assert spans.keys() == clock.spans.keys()
     for action, span in spans.items():
         assert span == pytest.approx(clock.spans[action], rel=1e-12)
     assert max(problem.tails()[END]) == pytest.approx(clock.end(), rel=1e-12)
+
+
+@given(_problems())
+def test_equal_to_longest_paths(problem: _Problem) -> None:
+    problem = replace(problem, cores=())
+    paths = _Paths(problem)
+    for action, span in problem.spans().items():
+        assert span == pytest.approx((paths.start(action), paths.end(action)), rel=1e-12)
+    last = [paths.free(lane[-1]) for lane in problem.lanes]
+    assert problem.tails()[LAST] == pytest.approx(last, rel=1e-12)
+
+
+@given(_problems())
+def test_blocking_takes_longer_and_in_turn_longest(problem: _Problem) -> None:
+    cuts = len(problem.forward) - 1
+    alone = replace(problem, cores=())
+    beside, at_once, in_turn = (
+        replace(alone, sends=[sends] * cuts).spans() for sends in (BESIDE, AT_ONCE, IN_TURN)
+    )
+    assert all(beside[action][1] <= at_once[action][1] + 1e-9 for action in beside)
+    assert all(at_once[action][1] <= in_turn[action][1] + 1e-9 for action in beside)
 
 
 @given(st.lists(_problems(), min_size=1, max_size=6))

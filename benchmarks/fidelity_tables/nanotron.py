@@ -3,7 +3,8 @@
 bf16 weights with fp32 gradient accumulation, sequence parallelism beside tensor parallelism, no
 recompute, 1F1B, flash attention; hosts of 8 with 3200 Gb/s. Nanotron cuts the pipeline by the
 weights of its blocks. Rows marked ``failed`` mix causes and rows marked INCONSISTENT contradict
-themselves: neither is used. Step times follow from tokens a second.
+themselves: neither is used. Step times follow from tokens a second. Memory is in units of 1e9: with
+those, rows without tensor parallelism have no bias.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.fidelity_tables.read import Columns, integer, lines, llama, number, pick, split_off
 from benchmarks.fidelity_tables.types import ClusterSpec, Measured, Reading, Row, Workload
-from rlplace.units import GIB
 
 FILE = "nanotron_ultrascale.csv"
 FIT_ONE_IN = 10
@@ -57,7 +57,7 @@ def _row(line: int, columns: Columns) -> Row:
     assert tokens is not None
     measured = Measured(
         step_time=batch * integer(columns["seq_len"]) / (tokens * gpus),
-        memory=None if memory is None else memory * GIB,
+        memory=None if memory is None else memory * 1e9,
         memory_kind="reserved",
     )
     key = pick(columns, "model", "gpus", "dp", "tp", "pp", "micro_batch", "grad_accum", "zero")

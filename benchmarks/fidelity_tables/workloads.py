@@ -24,14 +24,15 @@ from rlplace.errors import InputError
 from rlplace.graph import library
 from rlplace.graph.models.shapes import FAMILIES
 from rlplace.graph.types import OpGraph
-from rlplace.plan.frameworks import frameworks
+from rlplace.plan.frameworks import framework, frameworks
 from rlplace.plan.types import Instance, Plan
-from rlplace.plan.uniform import uniform_plan
+from rlplace.plan.uniform import layer_keys, uniform_plan
 from rlplace.simulate.estimate import Estimator
 from rlplace.simulate.types import Estimate
 
 #: What a row's plan may say beside the arguments of `uniform_plan`: ``blocks`` names a rule for the
-#: cuts (`CUTS`), ``every`` redoes one layer in so many, ``joined`` redoes each stage as one.
+#: cuts (`CUTS`), ``every`` redoes one layer in so many and nothing outside of layers, ``joined``
+#: redoes each stage as one.
 EXTRAS = frozenset({"blocks", "every", "joined"})
 
 _LAYER = re.compile(r"\.(?:h|layers|layer|blocks)\.(\d+)(?:\.|$)")
@@ -142,7 +143,8 @@ def cluster_of(spec: ClusterSpec) -> Cluster:
 @cache
 def estimator_of(workload: Workload) -> Estimator:
     """An estimator of the instance; no memory is kept free, for the question is what ran."""
-    known = workload.framework in frameworks()
+    known = workload.framework if workload.framework in frameworks() else "torch"
+    options: dict[str, Any] = dict(workload.options)
     return Estimator(
         Instance(
             graph=graph_of(workload.graph),
@@ -151,7 +153,7 @@ def estimator_of(workload: Workload) -> Estimator:
             precision=workload.precision,
             optimizer=workload.optimizer,
             attention=workload.attention,
-            framework=workload.framework if known else "torch",
+            framework=replace(framework(known), **options) if options else known,
             fused=workload.fused,
             memory_margin=0.0,
         )
@@ -164,7 +166,7 @@ def make_plan(instance: Instance, arguments: dict[str, Any]) -> Plan:
     if "blocks" in arguments and given["pp"] > 1:
         given["cuts"] = CUTS[arguments["blocks"]](instance.graph, given["pp"])
     plan = uniform_plan(instance, **given)
-    if arguments.get("every", 1) > 1:
+    if "every" in arguments:
         plan = _recompute_every(plan, instance.graph, arguments["every"])
     return _joined(plan) if arguments.get("joined") else plan
 
@@ -230,13 +232,15 @@ def _joined(plan: Plan) -> Plan:
 
 
 def _recompute_every(plan: Plan, graph: OpGraph, every: int) -> Plan:
-    """A plan that recomputes the layers whose number `every` divides, and no others."""
-    owners = layers_of(graph)
+    """A plan that recomputes the layers whose number `every` divides, and nothing else."""
+    keys, owners = layer_keys(graph), layers_of(graph)
     stages = []
     for stage in plan.stages:
         numbers = range(stage.start, stage.stop)
         choices = tuple(
-            choice if owners[number] % every == 0 else replace(choice, recompute="none")
+            choice
+            if keys[number] and owners[number] % every == 0
+            else replace(choice, recompute="none")
             for number, choice in zip(numbers, stage.choices, strict=True)
         )
         stages.append(replace(stage, choices=choices))

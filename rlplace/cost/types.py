@@ -26,7 +26,11 @@ class GroupCost:
             runs again in the backward pass.
         weight_backward: The part of `backward` that makes gradients of parameters only, which
             zero-bubble schedules delay.
+        skipped: The part of `backward` that falls away where the group is the last of those that
+            are redone as one: the last matmul, if recompute stops early.
         optimizer_transient: Bytes that come and go while the optimizer steps.
+        redone: The part of `transient` that is saved again for the backward pass; of groups that
+            are redone as one it adds up.
     """
 
     forward: float
@@ -39,7 +43,9 @@ class GroupCost:
     transient: float
     logits: float = 0.0
     weight_backward: float = 0.0
+    skipped: float = 0.0
     optimizer_transient: float = 0.0
+    redone: float = 0.0
 
 
 class CostModel(Protocol):

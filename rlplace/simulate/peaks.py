@@ -21,7 +21,8 @@ def lane_use(
 
     Activations of the stages of a lane do not all peak at once: each moment counts what all of
     them hold and what comes and goes in the one that runs. The optimizer step holds no activations
-    but has something that comes and goes of its own.
+    but has something that comes and goes of its own, which is in large buffers: the allocator keeps
+    them where there is room.
 
     Args:
         parts: Of each stage of the lane; states add up.
@@ -40,6 +41,7 @@ def lane_use(
         sum(count * (costs[s].saved - costs[s].saved_logits) for s, count in peak.held),
         sum(count * costs[s].saved_logits for s, count in peak.held) + running.transient_logits,
         running.transient - running.transient_logits,
+        cached=stepping,
     )
     name = _NAMES[action.kind]
     return use, f"{name} of micro-batch {action.micro_batch} (stage {action.stage})"
@@ -51,7 +53,11 @@ def _size(peak: Peak, costs: Sequence[StageCost]) -> float:
 
 
 def _use(
-    parts: Sequence[MemoryUse], activations: float, logits: float, transient: float
+    parts: Sequence[MemoryUse],
+    activations: float,
+    logits: float,
+    transient: float,
+    cached: float = 0.0,
 ) -> MemoryUse:
     return MemoryUse(
         params=sum(part.params for part in parts),
@@ -61,4 +67,5 @@ def _use(
         logits=logits,
         transient=transient,
         reserve=parts[0].reserve,
+        cached=cached,
     )

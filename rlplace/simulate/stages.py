@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -11,7 +11,10 @@ from rlplace.cost import memory
 from rlplace.cost.analytic import find_layout
 from rlplace.cost.types import CostModel, GroupCost
 from rlplace.graph.types import Group, OpGraph, Shard, Work
-from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
+from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh, Stage
+
+#: Recompute modes that save a group's class scores in the backward pass only.
+_REDONE = ("ops", "full", JOINED)
 
 
 class Bucket(NamedTuple):
@@ -119,14 +122,14 @@ def stage_cost(
                 memory.states(instance, work, choice, stage.mesh),
             )
         found.append(known[key])
-    groups = [group for group, _ in found]
+    groups = stopped([group for group, _ in found], stage.choices)
     twice = [
         tied_states(instance, group, stage.choices[group.index - stage.start], stage.mesh, tied)
         for tied in instance.graph.tied
         for group in users(instance.graph, stage, tied[0])[1:]
     ]
-    redone = [choice.recompute == "full" for choice in stage.choices]
-    fullest = max(range(len(groups)), key=lambda at: groups[at].transient)
+    most = fullest(groups, stage.choices)
+    redone = [choice.recompute in _REDONE for choice in stage.choices]
     return StageCost(
         forward=sum(group.forward for group in groups),
         backward=sum(group.backward for group in groups),
@@ -136,14 +139,49 @@ def stage_cost(
         gradients=sum(held.gradients for _, held in found) - sum(t.gradients for t in twice),
         optimizer_states=sum(held.optimizer for _, held in found) - sum(t.optimizer for t in twice),
         saved=sum(group.saved for group in groups),
-        transient=groups[fullest].transient,
+        transient=most.transient,
         saved_logits=sum(g.logits for g, redo in zip(groups, redone, strict=True) if not redo),
-        transient_logits=groups[fullest].logits if redone[fullest] else 0.0,
+        transient_logits=most.logits,
         weight_backward=sum(group.weight_backward for group in groups),
         optimizer_transient=sum(group.optimizer_transient for group in groups),
         buckets=buckets(groups),
         late_reduce=sum((1.0 - group.hidden) * group.reduce for group in groups),
     )
+
+
+def stopped(groups: list[GroupCost], choices: Sequence[GroupChoice]) -> list[GroupCost]:
+    """The groups, the last of those that are redone as one without what its redoing leaves out."""
+    following = [choice.recompute for choice in choices[1:]]
+    return [
+        replace(group, backward=group.backward - group.skipped)
+        if group.skipped and after != JOINED
+        else group
+        for group, after in zip(groups, (*following, "none"), strict=True)
+    ]
+
+
+class Moment(NamedTuple):
+    """Bytes that come and go at a moment of a backward pass, and those of them in class scores."""
+
+    transient: float
+    logits: float
+
+
+def fullest(groups: Sequence[GroupCost], choices: Sequence[GroupChoice]) -> Moment:
+    """The moment at which most comes and goes.
+
+    Groups that are redone as one are all saved again before the last of them is in backward, which
+    frees what it has used.
+    """
+    most = Moment(0.0, 0.0)
+    before = logits = 0.0
+    for group, choice in zip(groups, choices, strict=True):
+        if choice.recompute != JOINED:
+            before = logits = 0.0
+        logits += group.logits if choice.recompute in _REDONE else 0.0
+        most = max(most, Moment(before + group.transient, logits))
+        before += group.redone
+    return most
 
 
 def users(graph: OpGraph, stage: Stage, name: str) -> list[Group]:

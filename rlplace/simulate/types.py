@@ -47,8 +47,8 @@ class MemoryUse:
         logits: Class scores that the loss keeps (log-probabilities in fp32).
         transient: What comes and goes while an op runs.
         reserve: What the runtime and the allocator take for themselves.
-        cached: What the allocator keeps where there is room, and could do without: the driver's
-            tool shows it, but it is not in `total`.
+        cached: What the allocator keeps where there is room, and could do without, large buffers
+            of the optimizer step among them: the driver's tool shows it, but it is not in `total`.
     """
 
     params: float = 0.0
@@ -73,7 +73,9 @@ class MemoryUse:
     def within(self, reserve: float, fragmentation: float, cached: float) -> MemoryUse:
         """The same with what is taken on top: `reserve` bytes, and shares of all the rest."""
         own = self.held + self.transient
-        return replace(self, reserve=reserve + fragmentation * own, cached=cached * own)
+        return replace(
+            self, reserve=reserve + fragmentation * own, cached=self.cached + cached * own
+        )
 
 
 def most_held(uses: Iterable[MemoryUse]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rlplace.plan.orders import parse_lane, peaks
 from rlplace.simulate.peaks import OPTIMIZER, lane_use
 from rlplace.simulate.stages import StageCost
@@ -47,3 +49,12 @@ def test_the_optimizer_step_holds_no_activations() -> None:
     assert phase == OPTIMIZER
     assert (use.activations, use.logits, use.transient) == (0, 0, 100)
     assert use.total == 30 + 5 + 7 + 100 + 1
+    assert use.cached == 0
+
+
+def test_buffers_of_the_optimizer_step_stay_with_the_allocator() -> None:
+    use, _ = lane_use(_PARTS, peaks(_LANE), [_cost(100, 1, step=40), _cost(1, 1, step=60)])
+    assert (use.activations, use.cached) == (200, 100)
+    own = use.held + use.transient
+    assert use.within(2.0, 0.1, 0.5).cached == 100 + 0.5 * own
+    assert use.within(2.0, 0.1, 0.5).total == pytest.approx(2 + 1.1 * own)

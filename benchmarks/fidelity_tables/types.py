@@ -43,7 +43,15 @@ class ClusterSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """An instance: equal workloads share one."""
+    """An instance: equal workloads share one.
+
+    Args:
+        graph: The model.
+        cluster: The devices.
+        global_batch: Samples of a step.
+        precision, framework, attention, optimizer, fused: As in `rlplace.plan.types.Instance`.
+        options: Constants of the framework that the row's settings change, by name.
+    """
 
     graph: GraphSpec
     cluster: ClusterSpec
@@ -53,6 +61,7 @@ class Workload:
     attention: str = "flash"
     optimizer: str = "adamw"
     fused: bool = False
+    options: tuple[tuple[str, Value], ...] = ()
 
 
 @dataclass(frozen=True)

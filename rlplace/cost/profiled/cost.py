@@ -98,6 +98,7 @@ class ProfiledCost:
             static=memory.states(instance, work, choice, mesh).total,
             saved=boundary if redo else max(point.saved for point in points),
             transient=_transient(instance, work, choice, mesh, points, redo=redo),
+            optimizer_transient=memory.step_transient(instance, work, choice, mesh),
         )
 
     def _work(self, structure: Structure, tp: int) -> Work:

@@ -3,8 +3,8 @@
 Plans a second of the compiled event simulator (1F1B, with sends, gradient buckets and optimizer)
 beside the same loop in plain Python and the same rules as simpy processes, in one run and with
 equal step times, for sends beside compute and for sends that block; and milliseconds of an estimate
-of an 80-layer transformer on 64 and on 1,024 devices: of the first plan, and of a further one that
-differs in one stage. Seconds of CPU, the best of several repeats, one thread.
+of Llama-3-70B on 64 and on 1,024 devices: of the first plan, and of a further one that differs in
+one stage. Seconds of CPU, the best of several repeats, one thread.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlplace.cluster.types import Cluster
+from rlplace.graph import library
 from rlplace.plan.orders import Lanes, levels
 from rlplace.plan.schedules import lane_orders
-from rlplace.plan.testing import transformer
 from rlplace.plan.types import Action, Instance, Plan
 from rlplace.plan.uniform import uniform_plan
 from rlplace.simulate.estimate import Estimator
@@ -267,17 +267,17 @@ def simulator_rates(
 
 
 def estimate_rows(repeats: int) -> list[tuple[str, str]]:
-    """Milliseconds of an estimate of an 80-layer model."""
-    graph, rows = transformer(80, 8192, seq_len=4096, vocab=128256, degrees=(2, 4, 8)), []
-    for nodes in (8, 128):
-        instance = Instance(graph, Cluster.parse(f"{nodes}x8xA100-80"), global_batch=1024)
-        plan = uniform_plan(instance, pp=8, tp=8, micro_batches=8)
+    """Milliseconds of an estimate of Llama-3-70B."""
+    graph, rows = library.build("llama-3-70b", seq_len=4096), []
+    for nodes, pp in ((8, 8), (128, 16)):
+        instance = Instance(graph, Cluster.parse(f"{nodes}x8xH100-80"), global_batch=1024)
+        plan = uniform_plan(instance, pp=pp, tp=8, micro_batches=64)
         estimator = Estimator(instance)
         estimator.estimate(plan)
         others = iter(_neighbours(plan))
         first = best_seconds(lambda: _first(instance, plan), repeats, 1)  # noqa: B023
         again = best_seconds(lambda: estimator.estimate(next(others)), repeats, 10)  # noqa: B023
-        where = f"80 layers on {len(instance.cluster.devices):,} devices"
+        where = f"Llama-3-70B, tp 8, pp {pp}, on {len(instance.cluster.devices):,} H100"
         rows.append((f"first estimate, {where}", f"{first * 1e3:.1f} ms"))
         rows.append((f"estimate of a neighbour, {where}", f"{again * 1e3:.2f} ms"))
     return rows

@@ -61,7 +61,7 @@ def test_the_last_stage_holds_a_copy(stages: int) -> None:
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("cluster", ["{}xA100-80", "{}x1xA100-80:ib100"])
 def test_the_step_has_the_all_reduce_of_its_gradient(stages: int, cluster: str) -> None:
-    """Against the same stages with a head of its own."""
+    """Against the same stages with a head of its own: there and back at the speed of the link."""
     steps, link = [], None
     for tied in (True, False):
         instance = _instance(cluster.format(stages), tied)
@@ -69,7 +69,7 @@ def test_the_step_has_the_all_reduce_of_its_gradient(stages: int, cluster: str) 
         steps.append(rlplace.estimate(instance, plan).step_time)
         link = instance.cluster.link(0, stages - 1)
     assert link is not None
-    assert steps[0] - steps[1] == pytest.approx(2 * 2 * _TABLE / link.bandwidth, rel=0.05)
+    assert steps[0] - steps[1] == pytest.approx(2 * 2 * _TABLE / link.speed, rel=0.05)
 
 
 def _v_plan(instance: rlplace.Instance, last: int) -> rlplace.Plan:

@@ -81,10 +81,13 @@ def test_it_is_an_option_only_where_it_frees_something() -> None:
         g.structure for g in groups if _graph().structure(g.index).work.score_floats(1)
     )
     mlp = next(group.structure for group in groups if group.name.endswith("mlp"))
+    modes = ("none", "attention", "full")
     offered = {
         (kernel, structure): {
             choice.recompute
-            for choice in StageSolver(_instance(kernel)).options(structure, Mesh((0,)))
+            for choice in StageSolver(replace(_instance(kernel), recompute_modes=modes)).options(
+                structure, Mesh((0,))
+            )
         }
         for kernel in ("flash", "math")
         for structure in (attention, mlp)

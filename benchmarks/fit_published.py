@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script 
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.fidelity_tables.metrics import healthy_lines
 from benchmarks.fidelity_tables.read import data_folder
@@ -26,8 +25,9 @@ from benchmarks.fidelity_tables.types import Row
 from benchmarks.fidelity_tables.workloads import plan_of
 from rlplace.cost.calibrate import fit
 from rlplace.cost.calibration_file import save
-from rlplace.cost.measured import Calibration, Measured, percentile_error
+from rlplace.cost.measured import Calibration, Measured
 from rlplace.errors import InputError
+from rlplace.report.calibration_view import render_calibration
 from rlplace.simulate.predict import predict
 
 
@@ -106,14 +106,18 @@ def _measured(row: Row) -> Measured | None:
     return Measured(instance, plan, row.measured.step_time, name=f"{row.table}:{row.line}")
 
 
-def report(name: str, found: Calibration) -> Table:
-    """What a fit found."""
-    table = Table("constant", "before", "fitted", "standard error", title=name)
-    for constant, before in found.before.items():
-        why = found.undetermined.get(constant, "")
-        value = f"{found.constants.get(constant, before):.4g}"
-        table.add_row(constant, f"{before:.4g}", value, why or f"{found.errors.get(constant, 0):.0%}")
-    return table
+def _fit(
+    name: str, fitted: list[Measured], others: list[Measured], console: Console
+) -> Calibration:
+    """A fit, with a line that says how far it is."""
+    with Progress(console=console) as progress:
+        task = progress.add_task(name, total=None)
+
+        def tell(count: int, error: float) -> None:
+            text = f"{name}: {count} evaluations, median {error:.1%}"
+            progress.update(task, description=text)
+
+        return fit(fitted, FITS[name].names, predict, held_out=others, progress=tell)
 
 
 def main() -> None:
@@ -125,21 +129,8 @@ def main() -> None:
     console = Console(width=140)
     for name in args.fit or FITS:
         fitted, others = measured_rows(FITS[name], data_folder(args.data))
-        with Progress(console=console) as progress:
-            task = progress.add_task(name, total=None)
-
-            def tell(count: int, error: float) -> None:
-                text = f"{name}: {count} evaluations, median {error:.1%}"
-                progress.update(task, description=text)  # noqa: B023
-
-            found = fit(fitted, FITS[name].names, predict, held_out=others, progress=tell)
-        console.print(report(name, found))
-        for title, rows in (("fitted", found.fitted), ("held out", found.held_out)):
-            console.print(
-                f"{title}: {len(rows)} rows, median {percentile_error(rows):.1%} "
-                f"(before {percentile_error(rows, before=True):.1%}), "
-                f"p90 {percentile_error(rows, 90.0):.1%}; band {found.band}"
-            )
+        found = _fit(name, fitted, others, console)
+        console.print(name, render_calibration(found))
         if args.out:
             tables = ", ".join(FITS[name].tables)
             save(found, args.out, f"fit rows of {tables} on {', '.join(FITS[name].gpus)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.envs.registration import register
 
 if TYPE_CHECKING:
-    from rlplace.api import capture, estimate, library, place, run, uniform_plan
+    from rlplace.api import calibrate, capture, estimate, library, place, run, uniform_plan
     from rlplace.cluster.types import Cluster
     from rlplace.graph.types import OpGraph
     from rlplace.plan.types import Instance, Plan
@@ -23,6 +23,7 @@ _HOMES = {
     "Instance": "rlplace.plan.types",
     "OpGraph": "rlplace.graph.types",
     "Plan": "rlplace.plan.types",
+    "calibrate": "rlplace.api",
     "capture": "rlplace.api",
     "estimate": "rlplace.api",
     "library": "rlplace.api",
@@ -36,6 +37,7 @@ __all__ = [
     "Instance",
     "OpGraph",
     "Plan",
+    "calibrate",
     "capture",
     "estimate",
     "library",

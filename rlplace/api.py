@@ -29,15 +29,17 @@ from rlplace.simulate.estimate import Estimator, estimate
 from rlplace.simulate.types import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
+    from rlplace.cost.measured import Calibration
     from rlplace.graph.types import OpGraph
     from rlplace.runtime.measure import Measurement
 
 __all__ = [
     "Placement",
+    "calibrate",
     "capture",
     "estimate",
     "library",
@@ -170,6 +172,13 @@ def run(plan: Plan, model_fn: Any, *args: Any, **options: Any) -> Measurement:
     from rlplace.runtime.trainer import run as run_plan
 
     return run_plan(plan, model_fn, *args, **options)
+
+
+def calibrate(measurements: Any, names: Sequence[str], **options: Any) -> Calibration:
+    """Fit named constants to measured plans; see `rlplace.runtime.calibrate.calibrate`."""
+    from rlplace.runtime.calibrate import calibrate as fit_constants
+
+    return fit_constants(measurements, names, **options)
 
 
 def _no_plan(instance: Instance, best: PlannerResult) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``rlplace discover | show | plan | run | train | eval``.
+"""The command line: ``rlplace discover | show | plan | run | calibrate | train | eval``.
 
 Exit codes: 0 done (a plan fits), 1 bad input or a failed run, 2 nothing fits.
 """
@@ -103,6 +103,8 @@ def plan(
     tp: int | None = None,
     loss_chunks: int = 1,
     fused: bool = False,
+    framework: str = "torch",
+    offload: bool = False,
     runnable: bool = False,
     time_limit: float = 0.5,
     policy: Path | None = None,
@@ -129,6 +131,8 @@ def plan(
         tp: Tensor-parallel degree of every stage; by default the search chooses.
         loss_chunks: Chunks of tokens through which the loss goes (bounds its class scores).
         fused: Memory-bound ops are fused as by torch.compile.
+        framework: Trainer whose constants the estimate takes: torch, megatron, nanotron, ...
+        offload: Optimizer states may be kept in the memory of the host.
         runnable: Only plans that `rlplace run` executes today (ZeRO-0 and 1).
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
@@ -156,7 +160,14 @@ def plan(
         graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )
     degrees = None if tp is None else (tp,)
-    instance = replace(instance, tp_degrees=degrees, loss_chunks=loss_chunks, fused=fused)
+    instance = replace(
+        instance,
+        tp_degrees=degrees,
+        loss_chunks=loss_chunks,
+        fused=fused,
+        framework=framework,
+        offload=offload,
+    )
     try:
         placed = place(instance, time_limit, policy, seed)
     except InfeasibleError as error:
@@ -314,11 +325,45 @@ def evaluate(
     return OK
 
 
+def calibrate(
+    measurements: tyro.conf.Positional[list[Path]],
+    *,
+    fit: list[str],
+    out: Path | None = None,
+    note: str = "",
+    hold_out: float = 0.25,
+    seed: int = 0,
+    json: bool = False,
+) -> int:
+    """Fit named constants of devices, links and a framework to measured plans.
+
+    Args:
+        measurements: Files that list runs: their plans, clusters and measurements (JSON; see
+            rlplace.runtime.calibrate).
+        fit: Constants, as kind.H100-80.max_efficiency, link.ib.efficiency, framework.torch.launch.
+        out: Calibration file to add the fit to.
+        note: What the runs are, for that file.
+        hold_out: Share of the runs that is only predicted, for the error band.
+        seed: Which runs are held out.
+        json: Print one JSON object.
+    """
+    from rlplace.api import calibrate as fit_constants
+    from rlplace.cost.calibration_file import provenance
+    from rlplace.report.calibration_view import render_calibration
+
+    found = fit_constants(
+        measurements, fit, out=out, note=note, hold_out=hold_out, seed=seed, show=not json
+    )
+    _print(provenance(found, note) if json else render_calibration(found))
+    return OK
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "discover": discover,
     "show": show,
     "plan": plan,
     "run": run,
+    "calibrate": calibrate,
     "train": train,
     "eval": evaluate,
 }

@@ -92,6 +92,27 @@ def test_plan_explains_itself_where_it_is_asked_to(capsys: pytest.CaptureFixture
     assert "explanation" not in json.loads(capsys.readouterr().out)
 
 
+def test_calibrate_fits_what_slow_runs_show(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The devices took twice the seconds that were predicted: their efficiency is about half."""
+    runs = []
+    for batch in (8, 16, 32):
+        plan = tmp_path / f"plan-{batch}.json"
+        where = ("gpt2-demo", "2xA100-80", "--global-batch", batch, "--time-limit", 0.1)
+        assert call("plan", *where, "--out", plan, "--json") == OK
+        seconds = json.loads(capsys.readouterr().out)["step_time"]
+        runs.append({"plan": plan.name, "cluster": "2xA100-80", "step_time": 2 * seconds})
+    listed = tmp_path / "runs.json"
+    listed.write_text(json.dumps(runs))
+    out = tmp_path / "calibration.json"
+    names = ("kind.A100-80.max_efficiency", "kind.A100-80.memory_efficiency")
+    assert call("calibrate", listed, "--fit", *names, "--out", out, "--json") == OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["median_error"] < found["median_error_before"] / 2
+    assert json.loads(out.read_text())["kinds"]["A100-80"]
+
+
 def test_plan_of_a_users_own_function(capsys: pytest.CaptureFixture[str], own_model: Path) -> None:
     assert call("plan", f"{own_model}:make", "2xT4", "--global-batch", 64, "--json") == OK
     assert json.loads(capsys.readouterr().out)["model"].endswith(":make")

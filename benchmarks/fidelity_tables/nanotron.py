@@ -59,6 +59,7 @@ def _row(line: int, columns: Columns) -> Row:
         step_time=batch * integer(columns["seq_len"]) / (tokens * gpus),
         memory=None if memory is None else memory * 1e9,
         memory_kind="reserved",
+        memory_of=1,
     )
     key = pick(columns, "model", "gpus", "dp", "tp", "pp", "micro_batch", "grad_accum", "zero")
     group = (columns["model"], columns["gpus"], columns["seq_len"])

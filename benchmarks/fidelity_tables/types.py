@@ -72,12 +72,14 @@ class Measured:
         step_time: Seconds of a step, None where it is not said.
         memory: Bytes of the device that uses most, likewise.
         memory_kind: What they count.
+        memory_of: How many devices were looked at, from the first one on; None for all.
         ran: False for a row that ran out of memory, None where it is not said.
     """
 
     step_time: float | None = None
     memory: float | None = None
     memory_kind: MemoryKind = "allocated"
+    memory_of: int | None = None
     ran: bool | None = True
 
 

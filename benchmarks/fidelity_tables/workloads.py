@@ -90,27 +90,28 @@ def result_of(row: Row, estimate: Estimate, instance: Instance) -> Result:
     return Result(
         row=row,
         step_time=estimate.step_time,
-        memory=memory_of(estimate, row.measured.memory_kind, instance),
+        memory=memory_of(estimate, row.measured.memory_kind, instance, row.measured.memory_of),
         feasible=estimate.feasible,
         details=details,
     )
 
 
-def memory_of(estimate: Estimate, kind: MemoryKind, instance: Instance) -> float:
+def memory_of(
+    estimate: Estimate, kind: MemoryKind, instance: Instance, first: int | None = None
+) -> float:
     """Bytes of the device that uses most, of what a figure of this kind counts.
 
-    All tables are of clusters of one kind of device. What the allocator caches ends where the
-    device does.
+    Only the `first` devices are looked at, or all for None. All tables are of clusters of one kind
+    of device. What the allocator caches ends where the device does.
     """
     device = instance.cluster.kinds[0]
     context = device.reserve + instance.execution.reserve
+    uses = estimate.memory[:first]
     if kind == "activations":
-        return max(use.activations for use in estimate.memory)
+        return max(use.activations for use in uses)
     if kind == "allocated":
-        return max(use.held + use.transient for use in estimate.memory)
-    seen = max(
-        max(use.total, min(use.total + use.cached, device.memory)) for use in estimate.memory
-    )
+        return max(use.held + use.transient for use in uses)
+    seen = max(max(use.total, min(use.total + use.cached, device.memory)) for use in uses)
     return seen if kind == "driver" else seen - context
 
 

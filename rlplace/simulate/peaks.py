@@ -33,7 +33,7 @@ def lane_use(
     best = max(range(len(peaks)), key=sizes.__getitem__)
     stepping = sum(costs[stage].optimizer_transient for stage, _ in peaks[best].held)
     if stepping > sizes[best]:
-        return _use(parts, 0.0, 0.0, stepping), OPTIMIZER
+        return _use(parts, 0.0, 0.0, stepping, cached=sizes[best]), OPTIMIZER
     peak = peaks[best]
     action, running = peak.action, costs[peak.action.stage]
     use = _use(

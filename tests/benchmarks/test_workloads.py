@@ -125,6 +125,9 @@ def test_memory_counts_what_the_figure_counts(instance: Instance) -> None:
     assert memory_of(busy, "driver", instance) == pytest.approx(use.total + 3e9)
     assert memory_of(busy, "reserved", instance) == pytest.approx(use.total + 3e9 - context)
     assert memory_of(busy, "activations", instance) == use.activations > 0.0
+    light = replace(estimate, memory=(replace(use, activations=1.0), use))
+    assert memory_of(light, "activations", instance, 1) == 1.0
+    assert memory_of(light, "activations", instance) == use.activations
 
 
 def test_what_is_cached_ends_where_the_device_does(instance: Instance) -> None:

@@ -353,8 +353,8 @@ def _accumulate_seconds(share: _Share) -> float:
 def _optimizer_seconds(share: _Share) -> float:
     """Reads weight, gradient and states, writes weight and states; bound by memory bandwidth.
 
-    Before that the norm of the gradients is taken, which reads them, and they are clipped to it,
-    which reads and writes them.
+    Where the framework clips, the norm of the gradients is taken before that, which reads them,
+    and they are scaled, which reads and writes them.
 
     Offloaded, the gradients go to the host and the weights come back; its own step, which works
     on the parameters that have arrived, takes what its memory takes.
@@ -367,10 +367,10 @@ def _optimizer_seconds(share: _Share) -> float:
         slowest = max(way / kind.host_bandwidth for kind in share.kinds)
         return 2 * slowest + local * states / _HOST_MEMORY
     clip = share.work.params / (share.mesh.shards if share.choice.zero >= 2 else 1)
-    clip *= _CLIP_PASSES * size.gradient
+    clip *= _CLIP_PASSES * size.gradient if share.instance.execution.clips else 0
     return _memory_seconds(share, clip + local * (2 * size.weight + size.gradient + states))
 
 
 def _memory_seconds(share: _Share, moved: float) -> float:
-    slowest = max(moved / (kind.bandwidth * kind.memory_efficiency) for kind in share.kinds)
+    slowest = max(moved / kind.stream for kind in share.kinds)
     return slowest * share.looks.turns

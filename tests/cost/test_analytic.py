@@ -57,7 +57,7 @@ def test_compute_is_flops_and_bytes_and_launches() -> None:
     # Twice the matmuls of twice the FLOPs, and twice the launches.
     backward = 4e9 / (1e12 * 0.5 * 0.5) + 20e6 * 2 / 0.8e12 + 20 * 1e-5
     assert cost.backward == pytest.approx(backward)
-    moved = 10**7 * (3 * 2 + 2 * 2 + 2 + 2 * 12)
+    moved = 10**7 * (2 * 2 + 2 + 2 * 12)
     assert cost.optimizer == pytest.approx(moved / 0.8e12)
 
 
@@ -123,11 +123,10 @@ def test_traffic_of_the_zero_levels() -> None:
     pair = cluster([[_KIND] * 2], intra=Link(1e9, 0.0))
     mesh = Mesh((0, 1), 1, 2)
     half = 0.5 * 2e7 / 1e9
-    clip = 3 * 2e7 / 1e12  # of the gradients that a rank holds
     plain, one, two, three = (_cost(pair, mesh, GroupChoice(zero=zero)) for zero in range(4))
     assert plain.reduce == pytest.approx(2 * half)
     assert one.reduce == pytest.approx(half)
-    assert one.optimizer == pytest.approx((plain.optimizer + clip) / 2 + half)
+    assert one.optimizer == pytest.approx(plain.optimizer / 2 + half)
     assert two.reduce == 0.0
     assert two.backward == pytest.approx(plain.backward + half)
     assert three.forward == pytest.approx(plain.forward + half)
@@ -137,7 +136,7 @@ def test_traffic_of_the_zero_levels() -> None:
 
 def test_a_framework_that_all_reduces_for_zero_1() -> None:
     pair = cluster([[_KIND] * 2], intra=Link(1e9, 0.0))
-    own = Framework("own", scatters=False)
+    own = Framework("own", scatters=False, clips=False)
     instance = Instance(chain([1.0]), pair, 2, framework=own)
     structure, mesh = Structure("x", _WORK), Mesh((0, 1), 1, 2)
     found = AnalyticCost().group(instance, structure, GroupChoice(zero=1), mesh, 1.0, 0.0)
@@ -145,8 +144,36 @@ def test_a_framework_that_all_reduces_for_zero_1() -> None:
     assert found.optimizer == _cost(pair, mesh, GroupChoice(zero=1)).optimizer
 
 
+def test_a_framework_that_clips_reads_the_gradients_twice_and_writes_them() -> None:
+    pair = cluster([[_KIND] * 2], intra=Link(1e9, 0.0))
+    structure, mesh = Structure("x", _WORK), Mesh((0, 1), 1, 2)
+    for zero, share in ((1, 1.0), (2, 0.5)):
+        found = [
+            AnalyticCost().group(
+                Instance(chain([1.0]), pair, 2, framework=Framework("own", clips=clips)),
+                structure,
+                GroupChoice(zero=zero),
+                mesh,
+                1.0,
+                0.0,
+            )
+            for clips in (False, True)
+        ]
+        # Of the gradients that a rank holds.
+        more = share * 3 * 2e7 / 1e12
+        assert found[1].optimizer - found[0].optimizer == pytest.approx(more)
+
+
+def test_sums_of_gradients_and_the_optimizer_stream() -> None:
+    quick = replace(_KIND, memory_efficiency=0.25, stream_efficiency=0.5)
+    slow = replace(_KIND, memory_efficiency=0.25)
+    one, other = (_cost(cluster([[kind]]), Mesh((0,))) for kind in (quick, slow))
+    assert one.optimizer == pytest.approx(other.optimizer / 2)
+    assert one.forward == other.forward
+
+
 def test_the_host_launches_collectives_too() -> None:
-    pair = cluster([[_KIND] * 2], intra=Link(1e12, 0.0))
+    pair = cluster([[replace(_KIND, sms=1)] * 2], intra=Link(1e12, 0.0))
     layout = Layout("shard", 2, _WORK, (Collective("all_reduce", "forward", Affine(0.0, 1.0)),) * 3)
     structure, mesh = Structure("x", _WORK, (layout,)), Mesh((0, 1), tp=2)
     own = Framework("own", launch=1e-3, collective_launch=1e-2)

@@ -35,6 +35,23 @@ MATMULS = (
     (1024, 1024, 2048),
 )
 
+#: (samples, channels in and out, side of the kernel, side of the image) of a small ResNet.
+CONVOLUTIONS = (
+    (8, 64, 64, 3, 32),
+    (8, 64, 256, 1, 32),
+    (8, 256, 128, 1, 16),
+    (8, 128, 128, 3, 16),
+    (8, 512, 256, 1, 8),
+    (8, 256, 256, 3, 8),
+)
+
+#: Samples, heads, tokens and width of a head of flash attention.
+ATTENTION = (4, 8, 128, 64)
+
+#: Of its backward, matmuls over those of the forward: it computes the scores again (Dao, arXiv
+#: 2307.08691).
+ATTENTION_BACKWARD = 2.5
+
 #: Bytes of whole tensors; two of them beyond the caches, where large gradients are.
 MESSAGES = (4 << 10, 128 << 10, 1 << 20, 4 << 20, 16 << 20)
 
@@ -43,8 +60,12 @@ MESSAGES = (4 << 10, 128 << 10, 1 << 20, 4 << 20, 16 << 20)
 STREAM_SHAPE = (4096, 512)
 STREAM_BUFFERS = 12
 
+#: Shapes of the parameters of an optimizer; together larger than a cache, as those of a model.
+UPDATED = ((2048, 512),) * 8
+
 #: Shares of the time that are spent on each part.
-MATMUL_SHARE, STREAM_SHARE, LAUNCH_SHARE, COLLECTIVE_SHARE = 0.35, 0.15, 0.05, 0.45
+MATMUL_SHARE, STREAM_SHARE, LAUNCH_SHARE, COLLECTIVE_SHARE = 0.25, 0.1, 0.05, 0.4
+CONVOLUTION_SHARE, ATTENTION_SHARE, UPDATE_SHARE = 0.1, 0.05, 0.05
 
 
 def main() -> None:
@@ -79,6 +100,9 @@ def measure(budget: float) -> RankFigures:
         streams=measure_streams(budget * STREAM_SHARE),
         launch=measure_launch(budget * LAUNCH_SHARE),
         resident=resident,
+        convolutions=measure_convolutions(budget * CONVOLUTION_SHARE),
+        attention=measure_attention(budget * ATTENTION_SHARE),
+        updates=measure_updates(budget * UPDATE_SHARE),
         collectives=measure_collectives(budget * COLLECTIVE_SHARE),
     )
 
@@ -113,6 +137,47 @@ def measure_streams(budget: float) -> tuple[tuple[float, float], ...]:
         (2 * size, lambda: torch.softmax(next(buffers), -1)),
     )
     return tuple((moved, seconds_each(op, budget / len(ops))) for moved, op in ops)
+
+
+def measure_convolutions(budget: float) -> tuple[tuple[float, float], ...]:
+    """(FLOPs, seconds) of a convolution for each shape: the mean of forward and both gradients."""
+    found = []
+    for samples, inputs, outputs, kernel, side in CONVOLUTIONS:
+        x = torch.randn(samples, inputs, side, side, requires_grad=True)
+        weight = torch.randn(outputs, inputs, kernel, kernel, requires_grad=True)
+        g = torch.randn(samples, outputs, side, side)
+
+        def layer(x: torch.Tensor = x, weight: torch.Tensor = weight, g: torch.Tensor = g) -> None:
+            y = F.conv2d(x, weight, padding="same")
+            torch.autograd.grad(y, (x, weight), g)
+
+        seconds = seconds_each(layer, budget / len(CONVOLUTIONS)) / 3
+        found.append((2.0 * g.numel() * inputs * kernel * kernel, seconds))
+    return tuple(found)
+
+
+def measure_attention(budget: float) -> tuple[tuple[float, float], ...]:
+    """(FLOPs, seconds) of a flash attention kernel, forward and backward."""
+    q, k, v = (torch.randn(ATTENTION, requires_grad=True) for _ in range(3))
+    g = torch.randn(ATTENTION)
+
+    def attend() -> None:
+        torch.autograd.grad(F.scaled_dot_product_attention(q, k, v), (q, k, v), g)
+
+    samples, heads, tokens, width = ATTENTION
+    flops = 4.0 * samples * heads * tokens * tokens * width
+    return ((flops * (1.0 + ATTENTION_BACKWARD), seconds_each(attend, budget)),)
+
+
+def measure_updates(budget: float) -> tuple[tuple[float, float], ...]:
+    """(bytes read and written, seconds) of a step of AdamW, its two moments included."""
+    params = [torch.randn(shape, requires_grad=True) for shape in UPDATED]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    optimizer = torch.optim.AdamW(params, fused=True)
+    elements = sum(param.numel() for param in params)
+    # Weight, gradient and moments are read; all but the gradient are written.
+    return ((7 * 4.0 * elements, seconds_each(optimizer.step, budget)),)
 
 
 def measure_launch(budget: float) -> float:

@@ -29,6 +29,9 @@ class RankFigures:
     Args:
         matmuls: (FLOPs, seconds of its core) of matmuls of several sizes.
         streams: (bytes read and written, seconds of its core) of memory-bound ops.
+        convolutions: As `matmuls`, of convolutions.
+        attention: As `matmuls`, of flash attention: the FLOPs that its kernels do.
+        updates: As `streams`, of an optimizer.
         launch: Seconds of its core for an op on a tensor of a few elements.
         resident: Bytes of the process before it computed anything.
         collectives: (kind, ranks of the group, bytes of the whole tensor, seconds on the wall).
@@ -36,6 +39,9 @@ class RankFigures:
 
     matmuls: tuple[tuple[float, float], ...]
     streams: tuple[tuple[float, float], ...]
+    convolutions: tuple[tuple[float, float], ...]
+    attention: tuple[tuple[float, float], ...]
+    updates: tuple[tuple[float, float], ...]
     launch: float
     resident: int
     collectives: tuple[tuple[CollectiveKind, int, float, float], ...] = ()
@@ -88,7 +94,12 @@ def fit_kind(figures: Sequence[RankFigures], memory: int) -> DeviceKind:
     # No plan may beat the peak, so it is at least what was seen.
     peak = max(1.0 / slope, *(size / time for size, time in zip(flops, seconds, strict=True)))
     moved, streams = _over_ranks([figure.streams for figure in figures])
-    bandwidth = max(size / time for size, time in zip(moved, streams, strict=True))
+    updated, updates = _over_ranks([figure.updates for figure in figures])
+    pairs = zip([*moved, *updated], [*streams, *updates], strict=True)
+    bandwidth = max(size / time for size, time in pairs)
+    attended, attention = _over_ranks([figure.attention for figure in figures])
+    convolved, convolutions = _over_ranks([figure.convolutions for figure in figures])
+    as_matmuls = sum(intercept + slope * size for size in convolved)
     return DeviceKind(
         name="cpu",
         memory=memory,
@@ -100,6 +111,9 @@ def fit_kind(figures: Sequence[RankFigures], memory: int) -> DeviceKind:
         memory_efficiency=sum(moved) / sum(streams) / bandwidth,
         overlap=0.0,
         reserve=int(median(figure.resident for figure in figures)),
+        attention_efficiency=sum(attended) / sum(attention) / peak,
+        conv_efficiency=as_matmuls / sum(convolutions),
+        stream_efficiency=sum(updated) / sum(updates) / bandwidth,
     )
 
 

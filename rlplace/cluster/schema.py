@@ -130,6 +130,8 @@ class KindModel(_Strict):
     attention_efficiency: Share | None = None
     host_bandwidth: BandwidthOrZero | None = None
     collective_launch: Time | None = None
+    conv_efficiency: Annotated[float, Field(gt=0)] | None = None
+    stream_efficiency: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class DeviceModel(_Strict):

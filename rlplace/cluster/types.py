@@ -35,6 +35,9 @@ class DeviceKind:
         host_bandwidth: Bytes/s in one direction between a device and the memory of its host; 0
             where it has none of its own.
         collective_launch: Seconds that a collective or a message costs however small and near.
+        conv_efficiency: Speed of a convolution, relative to a matmul of as many FLOPs.
+        stream_efficiency: Share of the bandwidth that the optimizer and sums of gradients reach,
+            which do little beside reading and writing; 0 where that is `memory_efficiency`.
     """
 
     name: str
@@ -52,6 +55,13 @@ class DeviceKind:
     attention_efficiency: float = 0.5
     host_bandwidth: float = 0.0
     collective_launch: float = 0.0
+    conv_efficiency: float = 1.0
+    stream_efficiency: float = 0.0
+
+    @property
+    def stream(self) -> float:
+        """Bytes/s at which the optimizer and sums of gradients read and write."""
+        return self.bandwidth * (self.stream_efficiency or self.memory_efficiency)
 
 
 #: How the devices of a node share a link: each has its bandwidth towards any other (a switch),

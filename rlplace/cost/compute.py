@@ -44,9 +44,6 @@ _TILES = (
     (64, 128, 0.85),
     (64, 64, 0.7),
 )
-#: Share of the efficiency of 16-bit matmuls that fp8 ones reach of their own, doubled peak: both
-#: draw the power that the device may, and scales are applied to every result.
-_FP8_SHARE = 0.87
 #: A flash kernel's backward does five matmuls where two are counted forward and four backward: it
 #: computes the scores again; and it does them at a lower speed than the forward (Dao, arXiv
 #: 2307.08691, figures 4 to 6).
@@ -129,6 +126,7 @@ def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Com
         for passes in _score_passes(instance, work, samples)
     )
     gaps = kernels * kind.launch_overhead
+    host = kernels if kind.sms else 0.0  # a CPU is its own host
     core = _attention(instance, kind, work, samples)
     attention = soft + core
     device = matmuls["forward"] + light + soft + gaps
@@ -142,8 +140,8 @@ def _on(instance: Instance, work: Work, kind: DeviceKind, samples: float) -> Com
         light=light + gaps,
         matmul=max(0.0, matmuls["forward"] - core),
         last=last,
-        host_forward=kernels * run.launch,
-        host_backward=2 * kernels * run.backward_launch,
+        host_forward=host * run.launch,
+        host_backward=2 * host * run.backward_launch,
     )
 
 
@@ -242,7 +240,7 @@ def product_seconds(
         each = flops / product.count
         speed = kind.peak_flops[dtype] * each / (each + kind.half_flops)
         speed *= matmul_efficiency(kind, batch, rows, columns, depth)
-        speed *= _FP8_SHARE if dtype == "fp8" else 1.0
+        speed *= kind.conv_efficiency if product.kind == "conv" else 1.0
     bandwidth = kind.bandwidth * kind.memory_efficiency
     return max(flops / speed, moved * instance.bytes.activation / bandwidth)
 

@@ -50,6 +50,7 @@ class Framework:
             gather; 0 for those of each group on their own.
         scatters: Whether ZeRO-1 reduce-scatters gradients; otherwise it all-reduces them and each
             rank takes its part.
+        clips: Whether the gradients are clipped to a norm before the optimizer steps.
         regather: Whether sequence parallelism keeps the shard only and gathers again in the
             backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
         parts: Whether between stages each tp rank sends its own part of what all of them hold (the
@@ -96,6 +97,7 @@ class Framework:
     gather_bytes: int = 0
     bucket: float = 0.0
     scatters: bool = True
+    clips: bool = True
     regather: bool = False
     parts: bool = False
     sends: Sends = "beside"

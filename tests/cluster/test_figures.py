@@ -38,10 +38,13 @@ CASES: list[tuple[CollectiveKind, int]] = [("p2p", 2), ("all_reduce", 2), ("all_
 
 
 def figures(rate: float = 1e11, half: float = 1e7) -> RankFigures:
-    """A rank whose core does `rate` FLOP/s and moves 10 GB/s at best."""
+    """A rank whose core does `rate` FLOP/s and moves 20 GB/s at best."""
     return RankFigures(
         matmuls=tuple((x, (x + half) / rate) for x in FLOPS),
         streams=((3e6, 3e6 / 1e10), (2e6, 2e6 / 5e9)),
+        convolutions=((1e8, (1e8 + 1e7) / 5e10), (4e8, (4e8 + 1e7) / 5e10)),
+        attention=((1e9, 1e9 / 2e10),),
+        updates=((28e6, 28e6 / 2e10),),
         launch=2e-6,
         resident=300 << 20,
         collectives=tuple(
@@ -52,14 +55,22 @@ def figures(rate: float = 1e11, half: float = 1e7) -> RankFigures:
     )
 
 
+def test_what_else_a_core_does_is_measured_beside_its_matmuls() -> None:
+    kind = cpu_cluster([figures()], 1, memory=1 << 30).kinds[0]
+    assert kind.conv_efficiency == pytest.approx(0.5)
+    assert kind.attention_efficiency * kind.peak_flops["fp32"] == pytest.approx(2e10)
+    assert kind.stream == kind.bandwidth == pytest.approx(2e10)
+    assert kind.bandwidth * kind.memory_efficiency == pytest.approx(1e10 * 5 / 7)
+
+
 @pytest.mark.parametrize(("ranks", "cores"), [(2, 2), (3, 2), (4, 2), (1, 4)])
 def test_the_kind_is_one_core_at_full_speed(ranks: int, cores: int) -> None:
     cluster = cpu_cluster([figures()] * ranks, cores, memory=ranks << 30)
     kind = cluster.kinds[0]
     assert kind.peak_flops["fp32"] * kind.max_efficiency == pytest.approx(1e11)
     assert kind.half_flops == pytest.approx(1e7)
-    assert kind.bandwidth == pytest.approx(1e10)
-    assert kind.memory_efficiency == pytest.approx(5 / 7)
+    assert kind.bandwidth == pytest.approx(2e10)
+    assert kind.memory_efficiency == pytest.approx(5 / 14)
     assert kind.launch_overhead == pytest.approx(2e-6)
     assert kind.memory == 1 << 30
     assert kind.overlap == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,14 @@ def test_what_links_and_hosts_are_like_roundtrips(tmp_path: Path) -> None:
     kind = cluster.kind(0)
     assert (kind.sms, kind.half_depth, kind.attention_efficiency) == (120, 64.0, 0.4)
     assert (kind.host_bandwidth, kind.collective_launch) == (26e9, 30e-6)
+
+
+def test_what_convolutions_and_streams_reach_roundtrips(tmp_path: Path) -> None:
+    text = FABRIC.replace("sms: 120", "conv_efficiency: 0.7\n    stream_efficiency: 0.9")
+    kind = roundtrip(read_cluster(text), tmp_path / "cluster.yaml").kind(0)
+    assert (kind.conv_efficiency, kind.stream_efficiency) == (0.7, 0.9)
+    assert kind.stream == pytest.approx(0.9e12)
+    assert replace(kind, stream_efficiency=0.0).stream == pytest.approx(0.8e12)
 
 
 def test_defaults_of_a_link_are_not_written(tmp_path: Path) -> None:

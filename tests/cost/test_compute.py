@@ -15,7 +15,7 @@ from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import Instance
 
 _KIND = replace(round_kind(), sms=4, attention_efficiency=0.5)
-_INSTANCE = Instance(chain([1.0]), cluster([[_KIND]]), 1)
+_INSTANCE = Instance(chain([1.0]), cluster([[_KIND]]), 1, framework=Framework("free"))
 
 
 def _product(
@@ -46,6 +46,15 @@ def test_a_short_sum_does_not_fill_the_pipeline() -> None:
     kind = replace(_KIND, half_depth=64.0)
     assert matmul_efficiency(kind, 1, 512, 256, 64) == 0.5
     assert matmul_efficiency(kind, 1, 512, 256, 192) == 0.75
+
+
+def test_a_convolution_has_a_speed_of_its_own() -> None:
+    kind = replace(_KIND, conv_efficiency=0.5)
+    matmul, conv = (
+        product_seconds(_INSTANCE, kind, _product(512, 256, 64, kind=name), 1.0, "bf16")
+        for name in ("matmul", "conv")
+    )
+    assert conv == pytest.approx(2 * matmul)
 
 
 def test_the_shape_does_not_matter_on_a_cpu() -> None:
@@ -146,6 +155,7 @@ def test_the_host_launches_what_the_device_runs() -> None:
     bound = compute(own, work, [_KIND], 1, 1.0)
     assert (bound.host_forward, bound.host_backward) == (10 * 1e-3, 20 * 2e-3)
     assert compute(_INSTANCE, work, [_KIND], 3, 1.0).forward == 3 * quick.forward
+    assert compute(own, work, [replace(_KIND, sms=0)], 1, 1.0).host_forward == 0.0, "a CPU"
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
@@ -159,3 +169,17 @@ def test_an_idle_host_costs_nothing() -> None:
     assert slower(0.25, 0.0) == 0.25
     assert slower(0.0, 0.25) == 0.25
     assert slower(1.0, 0.1) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_fp8_doubles_the_peak_and_casts_what_is_multiplied() -> None:
+    kind = replace(_KIND, peak_flops={**_KIND.peak_flops, "fp8": 2e12})
+    products = (_product(512, 256, 64), _product(512, 64, 256, role="input"))
+    work = Work(products=products)
+    fast = replace(_INSTANCE, cluster=cluster([[kind]]), precision="fp8-mixed")
+    found = compute(fast, work, [kind], 1, 1.0)
+    matmul = 2 * 512 * 256 * 64 / 2e12
+    assert found.matmul == found.last == pytest.approx(matmul)
+    assert found.forward == pytest.approx(matmul + 512 * 64 * 3 / 1e12)
+    assert found.light == pytest.approx(512 * 64 * 3 / 1e12), "it is redone with the light ops"
+    head = replace(work, logits_bytes=Affine(1.0))
+    assert compute(fast, head, [kind], 1, 1.0) == compute(_INSTANCE, head, [kind], 1, 1.0)

@@ -175,7 +175,7 @@ class Least:
 
     @property
     def _bandwidth(self) -> float:
-        return self.kind.bandwidth * self.kind.memory_efficiency
+        return self.kind.stream
 
     def held(self, choice: GroupChoice) -> Floats:
         """Bytes of states and of what is kept of a micro-batch; the group's inputs do not count."""

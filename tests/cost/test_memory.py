@@ -183,7 +183,9 @@ def test_inputs_that_are_cut_are_kept_in_parts() -> None:
 def test_matmuls_that_the_mode_ops_redoes_are_not_kept() -> None:
     """What attention gives, as large as its queries, always is."""
     heads, queries, width = (Affine(0.0, 4.0), Affine(3.0), Affine(2.0))
-    kernel = Product("attention", "forward", 1, heads, queries, queries, width, *[Affine()] * 2)
+    kernel = Product(
+        "attention", "forward", 1, heads, queries, queries, width, flops=Affine(), moved=Affine()
+    )
     work = replace(_WORK, kept_by_ops=Affine(0.0, 64.0), products=(kernel,))
     layout, choice = Layout("replicate", 1, work), GroupChoice(recompute="ops")
     assert saved(_INSTANCE, layout, choice, 2, 40.0) == 40 + 2 * 64 * 2

@@ -5,8 +5,8 @@ that is half of the figure on the box. Memory is what the driver leaves of the n
 `torch.cuda.get_device_properties(0).total_memory` reports it, rounded down to 0.1 GiB.
 
 Efficiency constants are not in any datasheet. `max_efficiency` is what large cuBLAS (rocBLAS)
-matmuls typically hold under the card's power limit, and `half_flops` the work of
-`HALF_SECONDS` at the 16-bit peak; both are starting points that calibration replaces.
+matmuls typically hold under the card's power limit; it and what all kinds share are starting
+points, which `configs/calibration.json` replaces for the kinds that were measured.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ HOST_SHARE = 0.83
 #: Seconds of a collective call of a GPU; fitted by `benchmarks/collectives.py`.
 COLLECTIVE_LAUNCH = 36e-6
 
-#: A matmul that would take this long at the 16-bit peak reaches half of the efficiency.
-HALF_SECONDS = 6.4e-6
+#: Depth at which a matmul reaches half of the efficiency, and seconds between two kernels: about
+#: what was fitted for the kinds that were measured.
+HALF_DEPTH, KERNEL_GAP = 300.0, 1e-6
 
 #: CUDA context, NCCL buffers and allocator slack of one process.
 RESERVE_GIB = 1.25
@@ -93,7 +94,9 @@ def _entry(
         peak_flops=flops,
         bandwidth=gbytes * 1e9,
         max_efficiency=efficiency,
-        half_flops=flops["fp16"] * HALF_SECONDS,
+        launch_overhead=KERNEL_GAP,
+        half_flops=0.0,
+        half_depth=HALF_DEPTH,
         reserve=int(RESERVE_GIB * GIB),
         sms=sms,
         host_bandwidth=(chip_to_chip * 1e9 or PCIE[pcie]) * HOST_SHARE,

@@ -12,10 +12,10 @@ from rlplace.cluster.types import Cluster, Link
 from rlplace.cost.analytic import AnalyticCost, find_layout, view
 from rlplace.cost.compute import matmul_seconds
 from rlplace.cost.types import GroupCost
-from rlplace.graph.types import Affine, Collective, Layout, Structure, Work
+from rlplace.graph.types import Affine, Collective, Layout, Product, Structure, Work
 from rlplace.plan.frameworks import Framework
 from rlplace.plan.testing import NIC, chain, cluster, round_kind, transformer
-from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Recompute
 
 _KIND = round_kind()
 _WORK = Work(
@@ -273,3 +273,56 @@ def test_more_flops_never_take_less_and_never_beat_the_peak(
     assert small <= large
     assert large >= max(one, other) / 1e12
     assert matmul_seconds(kind, "fp32", 0.0, kernels) == 0.0
+
+
+def test_what_a_framework_leaves_out_of_recompute() -> None:
+    product = Product(
+        "matmul", "forward", 2, *(Affine(64.0) for _ in range(4)), Affine(4e9), Affine(0.0)
+    )
+    structure = Structure("x", replace(_WORK, products=(product,), moved=Affine(1e8)))
+    devices, cost = cluster([[_KIND]]), AnalyticCost()
+
+    def backward(recompute: Recompute, own: Framework) -> GroupCost:
+        instance = Instance(chain([1.0]), devices, 1, framework=own)
+        choice = GroupChoice(recompute=recompute)
+        return cost.group(instance, structure, choice, Mesh((0,)), 1.0, 0.0)
+
+    plain, early = Framework("plain"), Framework("early", early_stop=True, redone_matmuls=0.5)
+    none = backward("none", plain).backward
+    assert backward("none", early).skipped == backward("full", plain).skipped == 0.0
+    # Two equal matmuls, of which the second is not needed.
+    assert backward("full", early).skipped == pytest.approx(2e9 / 1e12)
+    assert backward("full", early).backward == backward("full", plain).backward
+    light = 2e8 / 1e12
+    assert backward("ops", plain).backward - none == pytest.approx(light)
+    assert backward("ops", early).backward - none == pytest.approx(light + 4e9 / 1e12 / 2)
+
+
+def test_collectives_in_pieces_hide_all_but_the_first() -> None:
+    gather = Collective("all_gather", "forward", Affine(0.0, 1e8))
+    structure = Structure("x", _WORK, (Layout("shard", 4, _WORK, (gather,)),))
+    devices, mesh = cluster([[_KIND] * 4]), Mesh((0, 1, 2, 3), tp=4)
+
+    def exposed(share: float) -> float:
+        own = Framework("own", overlap_exchange=share)
+        instance = Instance(chain([1.0]), devices, 1, framework=own)
+        whole = AnalyticCost().group(instance, structure, GroupChoice("shard"), mesh, 1.0, 0.0)
+        alone = AnalyticCost().group(
+            instance, Structure("y", _WORK), GroupChoice(), Mesh((0,)), 1.0, 0.0
+        )
+        return whole.forward - alone.forward
+
+    assert exposed(1.0) == pytest.approx(exposed(0.0) * (1 - _KIND.overlap * 3 / 4))
+
+
+def test_weights_are_gathered_in_what_the_framework_casts_them_to() -> None:
+    devices, mesh = cluster([[_KIND] * 2]), Mesh((0, 1), dp_shard=2)
+    work = Work(params=10**9)
+    whole, half = (
+        AnalyticCost().group(
+            Instance(chain([1.0]), devices, 2, framework=Framework("own", gather_bytes=size)),
+            Structure("x", work), GroupChoice(zero=3), mesh, 1.0, 0.0,
+        )
+        for size in (0, 1)
+    )  # fmt: skip
+    assert half.forward == pytest.approx(whole.forward / 2, rel=0.01)

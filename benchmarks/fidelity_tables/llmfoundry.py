@@ -1,7 +1,9 @@
 """MosaicML's llm-foundry: MPT of 125M to 70B under FSDP on A100 and H100.
 
 Flash attention, tied embeddings, no dropout. FULL_SHARD is ZeRO-3 and SHARD_GRAD_OP ZeRO-2;
-activation checkpointing redoes whole blocks. FSDP keeps fp32 shards (16 bytes a parameter).
+activation checkpointing redoes whole blocks. FSDP keeps fp32 shards (16 bytes a parameter), and
+reduces gradients in fp32 with the mixed precision DEFAULT, in bf16 with PURE. The PURE rows are the
+older ones, of a checkpoint that redoes a block to its end.
 """
 
 from __future__ import annotations
@@ -29,12 +31,15 @@ def rows(data: Path) -> Reading:
 def _row(line: int, columns: Columns) -> Row:
     kind, link = _GPUS[columns["gpu"]]
     gpus = integer(columns["gpus"])
+    pure = columns["fsdp_mixed_precision"] == "PURE"
+    compute = "fp8-mixed" if columns["precision"] == "amp_fp8" else "bf16-mixed"
     workload = Workload(
         graph=gpt(columns, ffn=integer(columns["ffn"])),
         cluster=ClusterSpec(kind, gpus, 8, link),
         global_batch=integer(columns["global_batch"]),
-        precision="fp8-mixed" if columns["precision"] == "amp_fp8" else "bf16-mixed",
+        precision=compute if pure else f"{compute}-fp32grad",
         framework="llm-foundry",
+        options=(("early_stop", False),) if pure else (),
     )
     plan = {
         "dp_replicate": 1,

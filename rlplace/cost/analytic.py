@@ -13,6 +13,7 @@ from rlplace.cluster.types import Cluster, CollectiveKind, DeviceKind
 from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
 from rlplace.cost.compute import Compute, compute, slower
+from rlplace.cost.context import context_collectives, ring_attention
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Collective, Layout, Structure, Work
 from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
@@ -34,17 +35,19 @@ class MeshView:
     Args:
         kinds: Distinct device kinds.
         turns: Largest number of devices that share one core.
-        axes: Degrees (dp_replicate, dp_shard, tp).
+        axes: Degrees (dp_replicate, dp_shard, cp, tp).
         tp: The tp groups' links.
-        shard: The dp_shard groups' links.
+        cp: The cp groups' links.
+        shard: The links of the groups that ZeRO shards over, dp_shard and cp.
         replicate: The dp_replicate groups' links.
-        dp: The links of all replicas together.
+        dp: The links of all that hold the same parameters.
     """
 
     kinds: tuple[str, ...]
     turns: int
-    axes: tuple[int, int, int]
+    axes: tuple[int, int, int, int]
     tp: Ring
+    cp: Ring
     shard: Ring
     replicate: Ring
     dp: Ring
@@ -64,15 +67,25 @@ def view(cluster: Cluster, mesh: Mesh) -> MeshView:
     blocks = [mesh.devices[start : start + block] for start in range(0, len(members), block)]
     groups_of_axes = (
         mesh.tp_groups(),
-        tuple(own[offset::inner] for own in blocks for offset in range(inner)),
+        _cp_groups(mesh),
+        tuple(own[offset :: mesh.tp] for own in blocks for offset in range(mesh.tp)),
         tuple(mesh.devices[offset::block] for offset in range(block)),
         mesh.dp_groups(),
     )
-    tp, shard, replicate, dp = (
+    tp, cp, shard, replicate, dp = (
         _slowest_ring(cluster, groups, mesh.devices) for groups in groups_of_axes
     )
-    axes = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
-    return MeshView(kinds, max(cores.values(), default=1), axes, tp, shard, replicate, dp)
+    axes = (mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp)
+    return MeshView(kinds, max(cores.values(), default=1), axes, tp, cp, shard, replicate, dp)
+
+
+def _cp_groups(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+    size = mesh.cp * mesh.tp
+    return tuple(
+        mesh.devices[start + offset : start + size : mesh.tp]
+        for start in range(0, len(mesh.devices), size)
+        for offset in range(mesh.tp)
+    )
 
 
 def _slowest_ring(
@@ -115,6 +128,7 @@ class AnalyticCost:
         """See `rlplace.cost.types.CostModel.group`."""
         looks = self.view(instance.cluster, mesh)
         settings = _settings(instance)
+        samples, boundary = samples / mesh.cp, boundary / mesh.cp
         key = (id(structure), choice, id(looks), samples, boundary, settings)
         if key not in self._groups:
             share = _Share(
@@ -125,6 +139,7 @@ class AnalyticCost:
                 looks=looks,
                 samples=samples,
                 compute=self._compute(instance, structure, choice.layout, mesh.tp, looks, samples),
+                around=context_collectives(structure, mesh),
             )
             # The structure is held, so that its id is not used again.
             self._groups[key] = (structure, _group(share, boundary))
@@ -144,7 +159,8 @@ class AnalyticCost:
         if key not in self._computed:
             work = find_layout(structure, layout, degree).work
             kinds = looks.described(instance.cluster)
-            self._computed[key] = compute(instance, work, kinds, looks.turns, samples)
+            found = compute(instance, work, kinds, looks.turns, samples)
+            self._computed[key] = ring_attention(found, looks.axes[2])
         return self._computed[key]
 
     def transfer(
@@ -192,7 +208,10 @@ def _settings(instance: Instance) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A group with a choice on a mesh: what one device does of it for `samples` of a replica."""
+    """A group with a choice on a mesh: what one device does of it for `samples` of a replica.
+
+    Of a replica's samples a rank of the cp axis has its part (`rlplace.cost.context`).
+    """
 
     instance: Instance
     layout: Layout
@@ -201,6 +220,7 @@ class _Share:
     looks: MeshView
     samples: float
     compute: Compute
+    around: tuple[Collective, ...]
 
     @property
     def work(self) -> Work:
@@ -216,7 +236,7 @@ class _Share:
 
     @property
     def micro_batches(self) -> float:
-        return self.instance.global_batch / (self.samples * self.mesh.dp)
+        return self.instance.global_batch / (self.samples * self.mesh.cp * self.mesh.dp)
 
 
 def _group(share: _Share, boundary: float) -> GroupCost:
@@ -273,7 +293,10 @@ def _exchange(share: _Share, phase: str) -> tuple[float, int]:
     run = share.instance.execution
     own = [one for one in share.layout.collectives if one.phase == phase]
     hidden = share.overlap * run.overlap_exchange * (1.0 - 1.0 / share.mesh.tp)
-    exposed = sum(_collective_seconds(share, one) for one in own) * (1.0 - hidden)
+    exposed = sum(_collective_seconds(share, one, share.looks.tp) for one in own) * (1.0 - hidden)
+    around = [one for one in share.around if one.phase == phase]
+    exposed += sum(_collective_seconds(share, one, share.looks.cp) for one in around)
+    own += around
     if phase == "forward" or not run.regather:
         return exposed, len(own)
     again = [
@@ -281,14 +304,14 @@ def _exchange(share: _Share, phase: str) -> tuple[float, int]:
         for one in share.layout.collectives
         if one.phase == "forward" and one.kind == "all_gather"
     ]
-    beside = sum(_collective_seconds(share, one) for one in again)
+    beside = sum(_collective_seconds(share, one, share.looks.tp) for one in again)
     beside -= share.overlap * min(share.compute.weight, beside)
     return exposed + beside, len(own) + len(again)
 
 
-def _collective_seconds(share: _Share, one: Collective) -> float:
+def _collective_seconds(share: _Share, one: Collective, links: Ring) -> float:
     size = one.floats(share.samples) * share.instance.bytes.activation
-    return seconds(one.kind, size, share.looks.tp)
+    return seconds(one.kind, size, links)
 
 
 def find_layout(structure: Structure, name: str, degree: int) -> Layout:

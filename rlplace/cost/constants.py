@@ -64,6 +64,8 @@ RANGES: dict[str, Range] = {
     "overlap": _SHARE,
     "overlap_reduce": _SHARE,
     "overlap_gather": _SHARE,
+    "overlap_exchange": _SHARE,
+    "redone_matmuls": _SHARE,
     "fusion": _SHARE,
     "fragmentation": _SHARE,
     "cached": _SHARE,

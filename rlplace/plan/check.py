@@ -121,14 +121,22 @@ def _check_mesh(instance: Instance, index: int, mesh: Mesh) -> None:
         if not 0 <= device < size:
             rule = f"the cluster has devices 0 to {size - 1}"
             raise InputError(f"{field}.devices", device, rule, min(max(device, 0), size - 1))
-    if mesh.cp != 1:
-        raise InputError(f"{field}.cp", mesh.cp, "context parallel is not supported yet", 1)
+    _check_cp(instance, mesh.cp, f"{field}.cp")
     refuse_degree(instance.graph, mesh.tp, f"{field}.tp")
     for group in mesh.tp_groups():
         kinds = [instance.cluster.devices[device].kind for device in group]
         if len(set(kinds)) > 1:
             rule = "a tp group has devices of one kind"
             raise InputError(f"{field}.devices", tuple(zip(group, kinds, strict=True)), rule)
+
+
+def _check_cp(instance: Instance, cp: int, field: str) -> None:
+    """Refuse a cp degree at which no sequence of the model is cut."""
+    bordered = (lay for structure in instance.graph.structures for lay in structure.bordered)
+    known = tuple(sorted({1, *(layout.degree for layout in bordered if layout.axis == "cp")}))
+    if cp not in known:
+        rule = f"sequences are cut over cp at the degrees {', '.join(map(str, known))}"
+        raise InputError(field, cp, rule, nearest(cp, known))
 
 
 def _check_samples(plan: Plan, index: int, mesh: Mesh) -> None:

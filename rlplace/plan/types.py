@@ -43,6 +43,7 @@ PRECISIONS: dict[str, Precision] = {
     "bf16-mixed-fp32grad": Precision(2, 4, 4, 4, 2, "bf16"),
     "bf16": Precision(2, 2, 0, 2, 2, "bf16"),
     "fp8-mixed": Precision(2, 2, 4, 4, 2, "fp8"),
+    "fp8-mixed-fp32grad": Precision(2, 4, 4, 4, 2, "fp8"),
 }
 
 #: Optimizer name -> (moments kept, bytes of one moment or None for the precision's own).
@@ -249,8 +250,9 @@ class Mesh:
     Args:
         devices: Global ranks; their number is the product of the degrees.
         dp_replicate: Replicas that each hold all states.
-        dp_shard: Devices over which ZeRO shards states.
-        cp: Context parallel degree.
+        dp_shard: Replicas over which ZeRO shards states.
+        cp: Context parallel degree: so many devices share the sequences of a replica, and hold the
+            same parameters, which ZeRO shards over them too. Estimated only.
         tp: Tensor parallel degree; neighbours in `devices`.
     """
 
@@ -265,15 +267,19 @@ class Mesh:
         """Replicas that see different samples."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def shards(self) -> int:
+        """Devices over which ZeRO shards states."""
+        return self.dp_shard * self.cp
+
     def tp_groups(self) -> tuple[tuple[int, ...], ...]:
         """Devices of each tp group."""
         starts = range(0, len(self.devices), self.tp)
         return tuple(self.devices[start : start + self.tp] for start in starts)
 
     def dp_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Devices of each dp group: same coordinate on every other axis."""
-        inner = self.cp * self.tp
-        return tuple(self.devices[offset::inner] for offset in range(inner))
+        """Devices that hold the same parameters, of all replicas and the whole cp axis."""
+        return tuple(self.devices[offset :: self.tp] for offset in range(self.tp))
 
 
 Recompute = Literal["none", "attention", "ops", "full", "joined"]

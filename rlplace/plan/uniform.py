@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ def uniform_plan(
     *,
     pp: int = 1,
     tp: int = 1,
+    cp: int = 1,
     dp_replicate: int | None = None,
     dp_shard: int = 1,
     micro_batch: int | None = None,
@@ -52,13 +54,15 @@ def uniform_plan(
 ) -> Plan:
     """A plan from degrees.
 
-    Devices are taken in the order of their ranks: tp innermost, then dp, then pp outermost, as
+    Devices are taken in the order of their ranks: tp innermost, then cp, dp and pp outermost, as
     Megatron-LM lays them out.
 
     Args:
         instance: The question.
         pp: Pipeline ranks.
         tp: Tensor parallel degree; groups without a sharded layout stay replicated.
+        cp: Context parallel degree: devices that share the sequences of a replica. ZeRO shards over
+            them too. Estimated only.
         dp_replicate: Replicas that hold everything; by default what the devices leave.
         dp_shard: Devices over which ZeRO shards; with `zero` above 0 and a `dp_shard` of 1, all
             replicas, for a ZeRO level without an axis to shard over would change nothing.
@@ -86,7 +90,7 @@ def uniform_plan(
     """
     ranks = tuple(range(len(instance.cluster.devices))) if devices is None else devices
     _check_tp(instance, len(ranks), pp, tp)
-    dp_replicate, dp_shard = _dp(len(ranks), pp, tp, dp_replicate, dp_shard, zero)
+    dp_replicate, dp_shard = _dp(len(ranks), (pp, tp, cp), dp_replicate, dp_shard, zero)
     dp = dp_replicate * dp_shard
     count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
     owner = _owner(schedule, pp, virtual)
@@ -99,11 +103,11 @@ def uniform_plan(
         near = balanced_cuts(instance, len(owner))
         raise InputError("cuts", cuts, f"{rule}, one a later stage", near)
     choices = _choices(instance, tp, zero, sequence_parallel, recompute, offload)
-    size = tp * dp
+    size = tp * cp * dp
     stages = []
     for index, lane in enumerate(owner):
         members = ranks[lane * size : (lane + 1) * size]
-        mesh = Mesh(members, dp_replicate, dp_shard, 1, tp)
+        mesh = Mesh(members, dp_replicate, dp_shard, cp, tp)
         start, stop = bounds[index], bounds[index + 1]
         stages.append(Stage(start, stop, mesh, _alone(choices[start:stop])))
     return make_plan(instance, tuple(stages), count, schedule)
@@ -282,22 +286,30 @@ def _check_tp(instance: Instance, devices: int, pp: int, tp: int) -> None:
 
 
 def _dp(
-    devices: int, pp: int, tp: int, dp_replicate: int | None, dp_shard: int, zero: int
+    devices: int,
+    others: tuple[int, int, int],
+    dp_replicate: int | None,
+    dp_shard: int,
+    zero: int,
 ) -> tuple[int, int]:
-    degrees = {"pp": pp, "tp": tp, "dp_replicate": dp_replicate, "dp_shard": dp_shard}
+    """(dp_replicate, dp_shard) beside `others`: pp, tp and cp."""
+    named = dict(zip(("pp", "tp", "cp"), others, strict=True))
+    degrees = {**named, "dp_replicate": dp_replicate, "dp_shard": dp_shard}
     for field, value in degrees.items():
         if value is not None and value < 1:
             raise InputError(field, value, "a degree is at least 1", 1)
     if dp_replicate is None:
-        if devices % (pp * tp * dp_shard):
-            rule = f"pp * tp * dp_shard must divide the {devices} devices"
-            raise InputError("pp, tp, dp_shard", (pp, tp, dp_shard), rule)
-        dp_replicate = devices // (pp * tp * dp_shard)
+        if devices % (prod(others) * dp_shard):
+            rule = f"pp * tp * cp * dp_shard must divide the {devices} devices"
+            raise InputError("pp, tp, cp, dp_shard", (*others, dp_shard), rule)
+        dp_replicate = devices // (prod(others) * dp_shard)
     if zero and dp_shard == 1:
         dp_replicate, dp_shard = 1, dp_replicate
-    if pp * tp * dp_replicate * dp_shard > devices:
-        need = pp * tp * dp_replicate * dp_shard
-        raise InputError("pp, tp, dp", need, f"more devices than the {devices} there are", devices)
+    need = prod(others) * dp_replicate * dp_shard
+    if need > devices:
+        raise InputError(
+            "pp, tp, cp, dp", need, f"more devices than the {devices} there are", devices
+        )
     return dp_replicate, dp_shard
 
 

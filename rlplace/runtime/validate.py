@@ -49,6 +49,9 @@ def _check_supported(plan: Plan) -> None:
         rule = f"the runtime executes the schedules {', '.join(RUN_SCHEDULES)}"
         raise InputError("plan.schedule", plan.schedule, rule, "1f1b")
     for index, stage in enumerate(plan.stages):
+        if stage.mesh.cp > 1:
+            rule = "the runtime executes no context parallelism"
+            raise InputError(f"plan.stages[{index}].mesh.cp", stage.mesh.cp, rule, 1)
         levels = {choice.zero for choice in stage.choices}
         if stage.mesh.dp_shard > 1 and not levels <= set(RUN_ZERO_LEVELS):
             rule = f"the runtime executes the ZeRO levels {', '.join(map(str, RUN_ZERO_LEVELS))}"

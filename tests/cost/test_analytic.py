@@ -276,9 +276,8 @@ def test_more_flops_never_take_less_and_never_beat_the_peak(
 
 
 def test_what_a_framework_leaves_out_of_recompute() -> None:
-    product = Product(
-        "matmul", "forward", 2, *(Affine(64.0) for _ in range(4)), Affine(4e9), Affine(0.0)
-    )
+    size = Affine(64.0)
+    product = Product("matmul", "forward", 2, size, size, size, size, Affine(4e9), Affine(0.0))
     structure = Structure("x", replace(_WORK, products=(product,), moved=Affine(1e8)))
     devices, cost = cluster([[_KIND]]), AnalyticCost()
 

@@ -61,7 +61,11 @@ def test_only_the_last_of_those_that_are_redone_as_one_stops_early() -> None:
 
 def test_groups_that_are_redone_as_one_are_saved_again_together() -> None:
     """Before the last of them is in backward; it frees what it has used."""
-    none, full, joined = (GroupChoice(recompute=mode) for mode in ("none", "full", "joined"))
+    none, full, joined = (
+        GroupChoice(),
+        GroupChoice(recompute="full"),
+        GroupChoice(recompute="joined"),
+    )
     groups = [
         replace(_group(1, 0), transient=transient, redone=redone, logits=2.0)
         for transient, redone in ((12.0, 10.0), (24.0, 20.0), (33.0, 30.0), (1.0, 0.0))

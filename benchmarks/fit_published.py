@@ -59,6 +59,10 @@ def _framework(name: str, *fields: str) -> tuple[str, ...]:
 
 #: The fits, by name.
 FITS: dict[str, Fit] = {
+    "llm-foundry": Fit(
+        ("llmfoundry",), ("A100-40", "A100-80", "H100-80"), _framework("llm-foundry", "attention")
+    ),
+    "torchtitan": Fit(("torchtitan",), ("H100-96-500W",), _kind("H100-96-500W", "max_efficiency")),
     "h100": Fit(
         ("nanotron", "llmfoundry"),
         ("H100-80",),

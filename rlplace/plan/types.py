@@ -172,9 +172,7 @@ class Instance:
             (work.moved, work.fused_moved),
             (work.backward_moved, work.fused_backward_moved),
         )
-        forward, backward = (
-            one * (1.0 - fusion) + other * fusion for one, other in pairs
-        )
+        forward, backward = (one * (1.0 - fusion) + other * fusion for one, other in pairs)
         kernels = work.kernels + fusion * (work.fused_kernels - work.kernels)
         return kernels, forward, backward
 

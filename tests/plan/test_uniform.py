@@ -102,7 +102,7 @@ def test_a_wrong_number_of_virtual_stages(schedule: str, virtual: int, near: str
 def test_optimizer_states_on_the_host() -> None:
     instance = _instance()
     plan = uniform_plan(instance, offload=True)
-    with pytest.raises(InputError, match="offload.*no memory of a host"):
+    with pytest.raises(InputError, match=r"offload.*no memory of a host"):
         check(instance, plan)
 
 

@@ -13,7 +13,7 @@ from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Affine, Edge, Group, OpGraph, Structure, Work
 from rlplace.plan.schedules import lane_orders
 from rlplace.plan.testing import cluster, round_kind
-from rlplace.plan.types import GroupChoice, Instance
+from rlplace.plan.types import GroupChoice, Instance, Recompute
 from rlplace.simulate.orders import orders
 from rlplace.simulate.stages import (
     Bucket,
@@ -53,7 +53,7 @@ def test_a_bucket_is_ready_when_its_group_is_done() -> None:
 
 
 def test_only_the_last_of_those_that_are_redone_as_one_stops_early() -> None:
-    modes = ("none", "full", "joined", "full", "full")
+    modes: tuple[Recompute, ...] = ("none", "full", "joined", "full", "full")
     groups = [replace(_group(5, 0), skipped=2.0 if mode != "none" else 0.0) for mode in modes]
     found = stopped(groups, [GroupChoice(recompute=mode) for mode in modes])
     assert [group.backward for group in found] == [5.0, 5.0, 3.0, 3.0, 3.0]

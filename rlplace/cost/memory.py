@@ -93,8 +93,12 @@ def transient(
 
 
 def step_transient(instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh) -> float:
-    """Bytes that the optimizer step of a group makes and frees, on the device that holds it."""
-    if choice.offload:
+    """Bytes that the optimizer step of a group makes and frees, on the device that holds it.
+
+    Gradients as wide as the master weights need no copies.
+    """
+    size = instance.bytes
+    if choice.offload or size.gradient >= size.master:
         return 0.0
     own = work.params / (mesh.shards if choice.zero >= 1 else 1)
     return own * instance.execution.step_bytes

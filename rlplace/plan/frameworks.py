@@ -68,8 +68,8 @@ class Framework:
             the loss makes at once beside what it keeps: 2 in PyTorch (the gradient of the
             log-probabilities and that of the scores), 3 in its loss on shards of the vocabulary.
         both_gradients: Whether the 16-bit gradients of all parameters wait beside their fp32 sums
-            until the backward pass is done (Nanotron's accumulator); otherwise each is added and
-            freed at once.
+            until the backward pass is done (Nanotron's accumulator, DeepSpeed's bf16 optimizer);
+            otherwise each is added and freed at once.
         step_bytes: Bytes a parameter that the optimizer step makes and frees, as the fp32 copies of
             16-bit gradients that DeepSpeed's ZeRO makes of its part.
         reserve: Bytes that it takes on top of the device's own reserve.

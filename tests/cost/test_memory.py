@@ -171,6 +171,8 @@ def test_what_the_optimizer_step_makes_is_of_its_own_part() -> None:
     ]
     assert found == [4000, 500, 0]
     assert step_transient(_INSTANCE, Work(params=1000), GroupChoice(), mesh) == 0
+    summed = replace(instance, precision="bf16-mixed-fp32grad")
+    assert step_transient(summed, Work(params=1000), GroupChoice(), mesh) == 0
 
 
 def test_inputs_that_are_cut_are_kept_in_parts() -> None:

@@ -46,11 +46,8 @@ class Fit:
     names: tuple[str, ...]
 
 
-_KIND = ("max_efficiency", "half_depth", "attention_efficiency", "memory_efficiency", "overlap")
-
-
 def _kind(name: str, *fields: str) -> tuple[str, ...]:
-    return tuple(f"kind.{name}.{field}" for field in fields or _KIND)
+    return tuple(f"kind.{name}.{field}" for field in fields)
 
 
 def _framework(name: str, *fields: str) -> tuple[str, ...]:
@@ -63,21 +60,13 @@ FITS: dict[str, Fit] = {
         ("llmfoundry",), ("A100-40", "A100-80", "H100-80"), _framework("llm-foundry", "attention")
     ),
     "torchtitan": Fit(("torchtitan",), ("H100-96-500W",), _kind("H100-96-500W", "max_efficiency")),
-    "h100": Fit(
-        ("nanotron", "llmfoundry"),
+    "nanotron": Fit(
+        ("nanotron",),
         ("H100-80",),
-        (
-            *_kind("H100-80", "max_efficiency", "half_depth", "attention_efficiency", "overlap"),
-            *_framework(
-                "nanotron",
-                "launch",
-                "backward_launch",
-                "collective_launch",
-                "fusion",
-                "overlap_reduce",
-            ),
-            *_framework("llm-foundry", "fusion", "attention"),
-        ),
+        _framework("nanotron", "launch", "collective_launch", "fusion", "overlap_reduce"),
+    ),
+    "megatron-deepspeed": Fit(
+        ("bigscience",), ("A100-80",), _framework("megatron-deepspeed", "fusion")
     ),
 }
 
@@ -89,7 +78,7 @@ def measured_rows(chosen: Fit, data: Path) -> tuple[list[Measured], list[Measure
     for name in chosen.tables:
         file, read = TABLES[name]
         if not (data / file).exists():
-            raise FileNotFoundError(data / file)
+            raise SystemExit(f"there is no {file} in {data}")
         rows = read(data).rows
         healthy = healthy_lines(rows)
         for row in rows:

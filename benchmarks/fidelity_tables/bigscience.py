@@ -1,8 +1,10 @@
 """BigScience's logbooks: Megatron-DeepSpeed on A100-80 and V100 of Jean Zay (Omni-Path).
 
-Hosts of 8 A100 or 4 V100 with four ports of 100 Gb/s; math attention with a fused softmax, dropout,
-Megatron's padded vocabulary. Pipelines are cut by layers; where only two more than these can be
-shared evenly, embedding and head count as one each. Memory is the driver tool's.
+Hosts of 8 A100 or 4 V100 with four ports of 100 Gb/s; all-reduces inside a host of V100 measure as
+everywhere, but fall by half in long runs (their note), which is taken for all hosts. Math attention
+with a fused softmax, dropout, Megatron's padded vocabulary. Pipelines are cut by layers; where only
+two more than these can be shared evenly, embedding and head count as one each. Memory is the driver
+tool's.
 
 What the table lacks is filled from itself: layers from rows of the same label and width, or the
 one multiple of the stages that gives the label's parameters; heads are the most usual ones at the
@@ -31,6 +33,8 @@ from rlplace.units import GIB
 
 FILE = "bigscience_megatron_deepspeed.csv"
 FIT_ONE_IN = 8
+#: Share of the usual bandwidth of NVLink in long runs.
+_NVLINK = 0.5
 
 #: Devices whose memory was noted: the first host's of the trials on V100 (the class scores of the
 #: last stage do not show in them).
@@ -102,7 +106,9 @@ def _row(line: int, columns: Columns) -> Row:
     bf16 = columns["dtype"].startswith("bf16")
     workload = Workload(
         graph=gpt(columns, tp, vocab=padded(integer(columns["vocab"]), tp), dropout=0.1),
-        cluster=ClusterSpec(columns["gpu"], gpus, integer(columns["gpus_per_node"]), "opa400"),
+        cluster=ClusterSpec(
+            columns["gpu"], gpus, integer(columns["gpus_per_node"]), "opa400", inside=_NVLINK
+        ),
         global_batch=integer(columns["global_batch"]),
         precision="bf16-mixed-fp32grad" if bf16 else "fp16-mixed",
         framework="megatron-deepspeed",

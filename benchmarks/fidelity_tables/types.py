@@ -32,6 +32,7 @@ class ClusterSpec:
         per_node: Devices of a host; a smaller `gpus` is a part of one host.
         link: Name of the network, as ``ib3200``; empty for the kind's usual one.
         latency: Seconds a message takes between hosts, where the table says.
+        inside: Share of what the links inside a host usually reach, where the source says less.
     """
 
     gpu: str
@@ -39,6 +40,7 @@ class ClusterSpec:
     per_node: int = 8
     link: str = ""
     latency: float | None = None
+    inside: float = 1.0
 
 
 @dataclass(frozen=True)

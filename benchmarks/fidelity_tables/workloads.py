@@ -138,6 +138,15 @@ def cluster_of(spec: ClusterSpec) -> Cluster:
             for node in cluster.nodes
         )
         cluster = replace(cluster, nodes=nodes)
+    if spec.inside != 1.0:
+        nodes = tuple(
+            replace(
+                node,
+                intra=replace(node.intra, efficiency=node.intra.efficiency * spec.inside),
+            )
+            for node in cluster.nodes
+        )
+        cluster = replace(cluster, nodes=nodes)
     return cluster
 
 

@@ -23,7 +23,7 @@ from rlplace.simulate.types import Estimate, most_held
 #: Constants of a core and of the runtime, fitted where nothing is limited.
 CORE = (
     "kind.cpu.max_efficiency",
-    "kind.cpu.half_flops",
+    "kind.cpu.conv_efficiency",
     "kind.cpu.memory_efficiency",
     "kind.cpu.launch_overhead",
 )

@@ -4,7 +4,7 @@ Plans of six families run on 2 and 4 ranks: as the machine is, over links whose 
 limits (two network namespaces), and with a rank that has a share of a core (a control group); the
 last two need root and are skipped, with a word, without it. The machine is described by
 `rlplace.discover`; a few named constants are fitted to six plans, and the others are predicted.
-The speed of a virtual machine drifts, so a reference runs before and after every plan, and times
+The speed of a virtual machine drifts, so a reference runs before and after every step, and times
 are those at its usual pace; every plan is measured twice, minutes apart.
 
     python benchmarks/fidelity_local.py                        # measure and predict
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--predict", type=Path, action="append", help="read it; measure nothing")
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only this")
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only this")
-    parser.add_argument("--steps", type=int, default=6, help="counted steps of a run")
+    parser.add_argument("--steps", type=int, default=8, help="counted steps of a run")
     parser.add_argument("--repeats", type=int, default=2, help="runs of a plan")
     parser.add_argument("--json", type=Path, help="write the scores to this file")
     parser.add_argument("--brief", action="store_true", help="no line for each plan")

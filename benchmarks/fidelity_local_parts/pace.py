@@ -1,7 +1,8 @@
-"""How fast a core is right now: a fixed piece of work, timed before and after every plan.
+"""How fast a core is right now: a fixed piece of work, timed before and after every step.
 
-The speed of a virtual machine drifts by a fifth within minutes. The seconds are those of the
-thread, so that ranks that take turns on a core measure the core and not the turns.
+The speed of a virtual machine drifts by a third within minutes, and by a tenth from step to step.
+The seconds are those of the thread, so that ranks that take turns on a core measure the core and
+not the turns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-_TOKENS, _WIDTH, _REPEATS = 256, 512, 6
+_TOKENS, _WIDTH, _REPEATS = 256, 512, 3
 
 
 def reference() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -36,27 +37,35 @@ class Run:
 
     Args:
         step_times: Seconds of each counted step.
-        paces: Seconds of the reference on each rank, before and after.
+        paces: Seconds of the reference, mean over the ranks: before the first of these steps, and
+            after each.
         memory: Peak bytes of each rank, by cause.
         computing: Share of the middle step in which the busiest rank computes.
         others: Share of the cores that strangers used while it and its neighbours ran.
     """
 
     step_times: tuple[float, ...]
-    paces: tuple[tuple[float, ...], tuple[float, ...]]
+    paces: tuple[float, ...]
     memory: tuple[MemoryUse, ...]
     computing: float
     others: float
 
     @property
     def pace(self) -> float:
-        """Seconds of the reference beside it, of the slowest rank."""
-        return max(fmean(pair) for pair in zip(*self.paces, strict=True))
+        """Median seconds of the reference."""
+        return median(self.paces)
 
     def step_time(self, usual: float) -> float:
-        """Median step time at the usual pace (seconds of the reference)."""
-        factor = usual / self.pace
-        return median(self.step_times) * (1.0 - self.computing + self.computing * factor)
+        """Median over the steps of what each would take at the usual pace.
+
+        Args:
+            usual: Seconds of the reference at that pace.
+        """
+        around = [fmean(pair) for pair in pairwise(self.paces)]
+        return median(
+            seconds * (1.0 - self.computing + self.computing * usual / pace)
+            for seconds, pace in zip(self.step_times, around, strict=True)
+        )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -97,9 +98,14 @@ def launch(jobs: Sequence[Job], ranks: int, where: Places) -> list[Run]:
 
 
 def _run(measured: Measurement, paces: list[list[float]], others: float) -> Run:
-    before, after = map(tuple, paces)
+    """A run from its measurement and the reference after each step on each rank."""
+    means = [fmean(each) for each in zip(*paces, strict=True)]
     return Run(
-        measured.step_times, (before, after), measured.memory, computing(measured.timeline), others
+        measured.step_times,
+        tuple(means[measured.warmup - 1 :]),
+        measured.memory,
+        computing(measured.timeline),
+        others,
     )
 
 

@@ -1,7 +1,7 @@
 """The ranks of a measurement: `python -m benchmarks.fidelity_local_parts.worker FOLDER COUNT`.
 
 They go to their places, run the jobs of the folder one after the other, and time the reference
-before and after each. Rank 0 prints the number of each job that is done.
+after each step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlplace.graph.program import Program
 from rlplace.runtime.jobs import Job, read_jobs, write_codes, write_error, write_result
 from rlplace.runtime.ranks import die_with_parent, fork_ranks
 from rlplace.runtime.worker import export_all, program_key, run_job
-from rlplace.runtime.world import World, join
+from rlplace.runtime.world import join
 
 
 def main(folder: Path, count: int) -> int:
@@ -48,28 +48,21 @@ def _rank(
         ranks[rank].enter()
         world = join(jobs[0].device, timeout)
         world.owned = False
-        before = _paces(world)
         for index, job in enumerate(jobs):
-            measurement = run_job(world, index, job, programs[program_key(job)])
-            after = _paces(world)
+            own: list[float] = []
+            measurement = run_job(
+                world, job, programs[program_key(job)], lambda *_, own=own: own.append(reference())
+            )
+            every: list[Any] = [None] * world.size
+            dist.all_gather_object(every, own)
             if rank == 0:
                 write_result(folder, index, measurement)
-                (folder / f"paces-{index}.json").write_text(json.dumps([before, after]))
-                print(json.dumps({"done": index}), flush=True)
-            before = after
+                (folder / f"paces-{index}.json").write_text(json.dumps(every))
         dist.destroy_process_group()
     except Exception as error:
         write_error(folder, rank, index, error)
         raise
     return 0
-
-
-def _paces(world: World) -> list[float]:
-    """Seconds of the reference on every rank, all at once."""
-    every: list[Any] = [None] * world.size
-    dist.barrier()
-    dist.all_gather_object(every, reference())
-    return every
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ def _rank(folder: Path, jobs: list[Job], timeout: float, programs: Mapping[str, 
         world = join(jobs[0].device, timeout)
         world.owned = False
         for index, job in enumerate(jobs):
-            measurement = run_job(world, index, job, programs[program_key(job)])
+            report = _reporter(world.rank, index, job.fault)
+            measurement = run_job(world, job, programs[program_key(job)], report)
             if rank == 0:
                 write_result(folder, index, measurement)
         dist.destroy_process_group()
@@ -74,7 +75,9 @@ def _rank(folder: Path, jobs: list[Job], timeout: float, programs: Mapping[str, 
     return 0
 
 
-def run_job(world: World, index: int, job: Job, program: Program) -> Measurement:
+def run_job(
+    world: World, job: Job, program: Program, on_step: Callable[[int, float], None]
+) -> Measurement:
     """Run one job on the ranks that have joined; all of them call this."""
     model = spec(**job.source)  # type: ignore[arg-type]
 
@@ -91,7 +94,7 @@ def run_job(world: World, index: int, job: Job, program: Program) -> Measurement
         graph=job.graph,
         program=program,
         world=world,
-        on_step=_reporter(world.rank, index, job.fault),
+        on_step=on_step,
     )
 
 

@@ -66,7 +66,7 @@ def test_every_plan_of_a_family_is_legal(family: str) -> None:
 
 
 def run(seconds: float, *, pace: float = 1.0, shared: float = 1.0) -> Run:
-    return Run((seconds, seconds, 9.0), ((pace,), (pace,)), (MemoryUse(params=100.0),), shared, 0.0)
+    return Run((seconds, seconds, 9.0), (pace,) * 4, (MemoryUse(params=100.0),), shared, 0.0)
 
 
 def record(layout: str = "dp2", *runs: Run, family: str = "gpt", setting: str = "s") -> Record:
@@ -74,7 +74,7 @@ def record(layout: str = "dp2", *runs: Run, family: str = "gpt", setting: str = 
 
 
 def test_only_the_computing_part_of_a_step_follows_the_pace() -> None:
-    slow = Run((2.0,), ((2.0, 1.0), (2.0, 1.0)), (), 0.75, 0.0)
+    slow = Run((2.0,), (3.0, 1.0), (), 0.75, 0.0)
     assert slow.pace == 2.0
     assert slow.step_time(1.0) == pytest.approx(2.0 * (0.25 + 0.75 / 2))
     assert slow.step_time(2.0) == pytest.approx(2.0)
@@ -196,5 +196,5 @@ def test_two_tiny_plans_are_measured_and_predicted(tmp_path: Path) -> None:
         assert 0.0 < one.measured < 60.0
         assert 0.0 < one.estimate.step_time < 1.0
         assert abs(one.memory_error) < 0.05
-        assert len(one.record.runs[0].paces[0]) == 2
+        assert len(one.record.runs[0].paces) == 3
     assert leftovers() == []

@@ -26,6 +26,6 @@ def result(
     """A result; `memory` is (measured, predicted)."""
     graph, cluster = GraphSpec("gpt", ()), ClusterSpec("A100-80", 8)
     workload = Workload(graph, cluster, batch, "bf16-mixed", "torch")
-    said = Measured(measured, memory[0], "allocated", ran)
+    said = Measured(measured, memory[0], "allocated", ran=ran)
     row = Row("table", line, {"tp": "2"}, workload, {"tp": 2}, said, (group,), fit)
     return Result(row, predicted, memory[1], feasible, problem, {"forward": 0.5})

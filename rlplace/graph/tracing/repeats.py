@@ -15,6 +15,7 @@ call that cannot be copied is found out once, not for every layer.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -362,7 +363,14 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, functools.partial):
+        return a.func is b.func and _same(_given(a), _given(b))
     return isinstance(a, _PLAIN) and bool(a == b)
+
+
+def _given(call: functools.partial[Any]) -> list[Any]:
+    """What a partial call has been given, in an order."""
+    return [call.args, sorted(call.keywords), [call.keywords[k] for k in sorted(call.keywords)]]
 
 
 @contextlib.contextmanager

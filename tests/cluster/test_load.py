@@ -108,6 +108,7 @@ def test_what_links_and_hosts_are_like_roundtrips(tmp_path: Path) -> None:
     cluster = roundtrip(read_cluster(FABRIC), tmp_path / "cluster.yaml")
     intra, nic = cluster.nodes[1].intra, cluster.nodes[1].nic
     assert intra == Link(400e9, 3e-6, efficiency=0.8, reduces=True, fabric="mesh")
+    assert nic is not None
     assert nic.relay == pytest.approx(2e-4)
     assert replace(nic, relay=0.0) == Link(100e9, 5e-6, efficiency=0.9, nics=4)
     assert [cluster.bridge(device) for device in (0, 3, 4, 8, 15)] == [0, 0, 1, 0, 1]

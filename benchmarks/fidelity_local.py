@@ -21,6 +21,7 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,6 +46,9 @@ SETTINGS: dict[str, Setting] = {
     "half a core": Setting(slow=(1, 0.5), ranks=(2,)),
 }
 
+#: Share of the cores that strangers may use.
+QUIET = 0.07
+
 
 def measured(wanted: argparse.Namespace, console: Console) -> Log:
     """Measure all settings that can be, as often as wanted; the file grows after every launch."""
@@ -64,6 +68,7 @@ def measured(wanted: argparse.Namespace, console: Console) -> Log:
             for ranks in setting.ranks:
                 for family in wanted.family or FAMILIES:
                     own = cases([family], [ranks])
+                    wait_for_quiet(wanted.wait)
                     found = measure(
                         name, setting, own[:: -1 if repeat % 2 else 1], wanted.steps, console.print
                     )
@@ -71,6 +76,13 @@ def measured(wanted: argparse.Namespace, console: Console) -> Log:
                     if wanted.measure:
                         log.save(wanted.measure)
     return log
+
+
+def wait_for_quiet(limit: float) -> None:
+    """Wait until strangers leave the cores alone, at most `limit` seconds."""
+    until = time.monotonic() + limit
+    while time.monotonic() < until and busy(2.0) > QUIET:
+        time.sleep(min(5.0, limit))
 
 
 def report(log: Log, console: Console, *, plans: bool) -> dict[str, object]:
@@ -99,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only this")
     parser.add_argument("--steps", type=int, default=8, help="counted steps of a run")
     parser.add_argument("--repeats", type=int, default=2, help="runs of a plan")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait for idle cores")
     parser.add_argument("--json", type=Path, help="write the scores to this file")
     parser.add_argument("--brief", action="store_true", help="no line for each plan")
     wanted = parser.parse_args(arguments)
@@ -107,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if wanted.predict:
         log = join([load(path) for path in wanted.predict])
     else:
-        if (load_now := busy()) > 0.1:
+        wait_for_quiet(wanted.wait)
+        if (load_now := busy()) > QUIET:
             console.print(f"warning: {load_now:.0%} of the cores are busy; times will be off")
         log = measured(wanted, console)
     scores = report(log, console, plans=not wanted.brief)

@@ -24,7 +24,6 @@ from rlplace.simulate.types import Estimate, most_held
 CORE = (
     "kind.cpu.max_efficiency",
     "kind.cpu.conv_efficiency",
-    "kind.cpu.memory_efficiency",
     "kind.cpu.launch_overhead",
 )
 #: Constants that a limited setting adds.

@@ -30,7 +30,7 @@ _DROPOUT_PASSES = (2.5, 2.5)
 #: Classes and their scores are fp32 in a loss at every precision: bytes of an element.
 _LOSS_BYTES = 4
 #: Tensor cores read rows in blocks: what a matmul costs whose columns or depth are no multiple.
-_ALIGNMENT = ((8, 5.0), (64, 1.3))
+_ALIGNMENT = ((8, 2.0), (64, 1.3))
 #: How sharply the slower of host and device decides: the norm of a vector of the two. Layers and
 #: micro-batches are not alike, so where they are close both are felt.
 _SHARPNESS = 5.0

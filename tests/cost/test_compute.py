@@ -74,7 +74,7 @@ def test_no_shape_is_above_the_best(
     assert even == matmul_efficiency(kind, batch, 64 * rows, 64 * columns, 64)
 
 
-@pytest.mark.parametrize(("columns", "slower"), [(256, 1.0), (264, 1.3), (257, 5.0)])
+@pytest.mark.parametrize(("columns", "slower"), [(256, 1.0), (264, 1.3), (257, 2.0)])
 def test_rows_in_memory_are_multiples_of_what_tensor_cores_read(
     columns: int, slower: float
 ) -> None:

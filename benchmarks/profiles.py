@@ -62,7 +62,7 @@ DEEPSPEED = Framework(
     parts=True,
     sends="in turn",
     buffer=4 * MIB,
-    step_bytes=4.0,
+    flattens=True,
 )
 
 #: Plans whose published time is not one of them. GPT-Neo N2 D1 ran one micro-batch of one sample,

@@ -93,15 +93,17 @@ def transient(
 
 
 def step_transient(instance: Instance, work: Work, choice: GroupChoice, mesh: Mesh) -> float:
-    """Bytes that the optimizer step of a group makes and frees, on the device that holds it.
+    """Bytes that the end of a step makes of a group and frees, on the device that holds it.
 
-    Gradients as wide as the master weights need no copies.
+    The buffer in which gradients are reduced, if the framework copies them, and what the optimizer
+    makes: gradients as wide as the master weights need no copies there.
     """
-    size = instance.bytes
+    size, execution = instance.bytes, instance.execution
+    reduced = work.params * size.gradient if execution.flattens and choice.zero == 0 else 0.0
     if choice.offload or size.gradient >= size.master:
-        return 0.0
+        return reduced
     own = work.params / (mesh.shards if choice.zero >= 1 else 1)
-    return own * instance.execution.step_bytes
+    return reduced + own * execution.step_bytes
 
 
 def redone(instance: Instance, layout: Layout, choice: GroupChoice, samples: float) -> float:

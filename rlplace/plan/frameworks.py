@@ -72,6 +72,8 @@ class Framework:
             otherwise each is added and freed at once.
         step_bytes: Bytes a parameter that the optimizer step makes and frees, as the fp32 copies of
             16-bit gradients that DeepSpeed's ZeRO makes of its part.
+        flattens: Whether gradients that no ZeRO level shards are copied into one buffer to be
+            reduced (DeepSpeed), for which no block of an activation is large enough.
         reserve: Bytes that it takes on top of the device's own reserve.
         fragmentation: Share of states and activations that the allocator needs on top.
         cached: Share of them that the allocator keeps beyond that where there is room: what the
@@ -106,6 +108,7 @@ class Framework:
     score_copies: float = 2.0
     both_gradients: bool = False
     step_bytes: float = 0.0
+    flattens: bool = False
     reserve: float = 0.0
     fragmentation: float = 0.0
     cached: float = 0.0

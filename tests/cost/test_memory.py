@@ -175,6 +175,18 @@ def test_what_the_optimizer_step_makes_is_of_its_own_part() -> None:
     assert step_transient(summed, Work(params=1000), GroupChoice(), mesh) == 0
 
 
+def test_gradients_that_are_copied_to_be_reduced_make_a_buffer() -> None:
+    own = Framework("own", flattens=True)
+    mesh = Mesh(tuple(range(8)), dp_shard=8)
+    for precision, wide in (("fp32", 4), ("bf16-mixed", 2)):
+        instance = replace(_INSTANCE, framework=own, precision=precision)
+        found = [
+            step_transient(instance, Work(params=1000), choice, mesh)
+            for choice in (GroupChoice(), GroupChoice(offload=True), GroupChoice(zero=1))
+        ]
+        assert found == [1000 * wide, 1000 * wide, 0]
+
+
 def test_inputs_that_are_cut_are_kept_in_parts() -> None:
     cut = Layout("sequence", 2, _WORK, reads=(Shard(1), Replicate()))
     assert saved(_INSTANCE, cut, GroupChoice(recompute="full"), 2, 40.0) == 20.0

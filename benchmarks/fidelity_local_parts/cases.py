@@ -28,7 +28,7 @@ class Family:
 
     def graph(self) -> OpGraph:
         """Its op graph."""
-        return library.build(**self.shape, degrees=(2, 4))  # type: ignore[arg-type]
+        return library.build(**self.shape, degrees=(2, 4))  # type: ignore[arg-type]  # plain data
 
 
 @dataclass(frozen=True)

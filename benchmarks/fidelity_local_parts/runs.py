@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its stubs
 
 from benchmarks.fidelity_local_parts.cases import FAMILIES, Case
 from benchmarks.fidelity_local_parts.places import Places, places

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlplace.cluster.types import DeviceKind, Link
 from rlplace.errors import InputError, nearest_names
@@ -61,17 +61,18 @@ def overlaid(described: _Described, constants: Mapping[str, float], where: str) 
 
 def calibrated_kind(kind: DeviceKind) -> DeviceKind:
     """A kind of the catalogue with its shipped constants."""
-    return overlaid(kind, _section("kinds").get(kind.name, {}), f"kinds.{kind.name}")
+    return overlaid(kind, shipped("kinds").get(kind.name, {}), f"kinds.{kind.name}")
 
 
 def calibrated_link(link: Link) -> Link:
     """A link of the catalogue with the shipped constants of its family."""
     family = link_family(link.name)
-    return overlaid(link, _section("links").get(family, {}), f"links.{family}")
+    return overlaid(link, shipped("links").get(family, {}), f"links.{family}")
 
 
 @cache
-def _section(name: str) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]]
+def shipped(name: str) -> dict[str, dict[str, Any]]:
+    """A section of the shipped file, ``kinds``, ``links`` or ``frameworks``: constants by owner."""
+    found: dict[str, dict[str, Any]]
     found = json.loads(resource("configs/calibration.json").read_text()).get(name, {})
     return found

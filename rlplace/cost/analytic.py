@@ -107,6 +107,8 @@ class AnalyticCost:
     _groups: dict[tuple[object, ...], tuple[Structure, GroupCost]] = field(default_factory=dict)
     _computed: dict[tuple[object, ...], Compute] = field(default_factory=dict)
     _transfers: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _instances: dict[int, tuple[Instance, int]] = field(default_factory=dict)
 
     def view(self, cluster: Cluster, mesh: Mesh) -> MeshView:
         """`view`, cached; equal views are one object, so that its id may stand for it."""
@@ -127,7 +129,7 @@ class AnalyticCost:
     ) -> GroupCost:
         """See `rlplace.cost.types.CostModel.group`."""
         looks = self.view(instance.cluster, mesh)
-        settings = _settings(instance)
+        settings = self._settings(instance)
         samples, boundary = samples / mesh.cp, boundary / mesh.cp
         key = (id(structure), choice, id(looks), samples, boundary, settings)
         if key not in self._groups:
@@ -145,6 +147,14 @@ class AnalyticCost:
             self._groups[key] = (structure, _group(share, boundary))
         return self._groups[key][1]
 
+    def _settings(self, instance: Instance) -> int:
+        """A number that stands for what a cost depends on beside the group."""
+        if id(instance) not in self._instances:
+            number = self._numbers.setdefault(_settings(instance), len(self._numbers))
+            # The instance is held, so that its id is not used again.
+            self._instances[id(instance)] = (instance, number)
+        return self._instances[id(instance)][1]
+
     def _compute(
         self,
         instance: Instance,
@@ -155,7 +165,7 @@ class AnalyticCost:
         samples: float,
     ) -> Compute:
         """Compute of a group, which ZeRO and recompute do not change."""
-        key = (id(structure), layout, degree, id(looks), samples, _settings(instance))
+        key = (id(structure), layout, degree, id(looks), samples, self._settings(instance))
         if key not in self._computed:
             work = find_layout(structure, layout, degree).work
             kinds = looks.described(instance.cluster)

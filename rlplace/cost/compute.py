@@ -180,7 +180,7 @@ def _score_passes(instance: Instance, work: Work, samples: float) -> tuple[float
     if instance.attention == "flash":
         return 0.0, 0.0
     scores, dropped = work.score_floats(samples), work.dropped_scores(samples)
-    unfused = 0.0 if instance.fused else 1.0 - instance.execution.fusion
+    unfused = 1.0 - instance.fusion
     softmax, softmax_back = (
         fused + unfused * apart for fused, apart in zip(_SOFTMAX_PASSES, _SCALE_PASSES, strict=True)
     )

@@ -41,8 +41,10 @@ def context_collectives(structure: Structure, mesh: Mesh) -> tuple[Collective, .
     Raises:
         InputError: If it has layouts on the axis and none of this degree.
     """
+    if mesh.cp == 1:
+        return ()
     layouts = {layout.degree: layout for layout in structure.bordered if layout.axis == "cp"}
-    if mesh.cp == 1 or not layouts:
+    if not layouts:
         return ()
     if mesh.cp not in layouts:
         near = min(layouts, key=lambda degree: abs(degree - mesh.cp))

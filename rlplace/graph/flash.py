@@ -25,7 +25,8 @@ def flash_attention(
     scores = query.shape[:-1].numel() * key.shape[-2]
     tape.scores += scores
     tape.dropped_scores += scores if dropout_p > 0.0 else 0
-    out: Tensor = _Flash.apply(tape, query, key, value, mask, is_causal)  # type: ignore[no-untyped-call]
+    made = _Flash.apply(tape, query, key, value, mask, is_causal)  # type: ignore[no-untyped-call]  # torch
+    out: Tensor = made
     return out
 
 

@@ -5,11 +5,12 @@ Pure functions of a graph: nothing here searches, the layouts are those that cap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Literal
 
 from rlplace.errors import InputError
-from rlplace.graph.types import Edge, Layout, OpGraph, Placement, Replicate, Structure
+from rlplace.graph.types import Edge, Layout, OpGraph, Replicate, Structure
 
 #: Names of the layouts that cut sequences between groups, by axis.
 CUT_SEQUENCES: dict[Literal["tp", "cp"], str] = {"tp": "sequence", "cp": "context"}
@@ -42,24 +43,25 @@ def context_layouts(graph: OpGraph, degree: int) -> tuple[Layout, ...]:
     return _layouts(graph, "cp", degree)
 
 
-def disagreement(graph: OpGraph, layouts: Sequence[Layout]) -> Edge | None:
+def disagreement(graph: OpGraph, layouts: Mapping[int, Layout]) -> Edge | None:
     """The first edge whose tensor is read in another way than it is handed on; None if all fit.
 
     Args:
-        graph: Whose groups have these layouts.
-        layouts: One for each group, on one axis and of one degree.
+        graph: The model.
+        layouts: By group, on one axis and of one degree; edges to groups without one do not count.
     """
-    for group, layout in enumerate(layouts):
-        edges = [edge for edge in graph.edges if edge.dst == group]
-        for place, edge in enumerate(edges):
-            made = graph.groups[edge.src].writes.index(edge.tensor)
-            if _at(layout.reads, place) != _at(layouts[edge.src].writes, made):
-                return edge
+    read: Counter[int] = Counter()
+    for edge in graph.edges:
+        place = read[edge.dst]
+        read[edge.dst] += 1
+        if edge.src not in layouts or edge.dst not in layouts:
+            continue
+        reads, writes = layouts[edge.dst].reads, layouts[edge.src].writes
+        taken = reads[place] if reads else Replicate()
+        names = graph.groups[edge.src].writes
+        if taken != (writes[names.index(edge.tensor)] if writes else Replicate()):
+            return edge
     return None
-
-
-def _at(placements: Sequence[Placement], index: int) -> Placement:
-    return placements[index] if placements else Replicate()
 
 
 def _layouts(graph: OpGraph, axis: Literal["tp", "cp"], degree: int) -> tuple[Layout, ...]:
@@ -67,7 +69,7 @@ def _layouts(graph: OpGraph, axis: Literal["tp", "cp"], degree: int) -> tuple[La
         group.structure: _layout(graph, group.index, axis, degree) for group in graph.groups
     }
     chosen = tuple(by_structure[group.structure] for group in graph.groups)
-    edge = disagreement(graph, chosen)
+    edge = disagreement(graph, dict(enumerate(chosen)))
     if edge is not None:
         maker, reader = graph.groups[edge.src].name, graph.groups[edge.dst].name
         rule = f"{reader} does not read {edge.tensor} as {maker} hands it on"

@@ -51,7 +51,7 @@ class Op:
 
 
 @dataclass
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
     """Writes down every op that reaches a kernel, and every tensor that autograd keeps."""
 
     inputs: Sequence[Any]
@@ -74,7 +74,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     state_gradients: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 
 from rlplace.errors import InputError, nearest_names
-from rlplace.graph.types import Layout, Placement, Replicate
+from rlplace.graph.neighbours import disagreement
+from rlplace.graph.types import Layout
 from rlplace.plan.degrees import nearest
 from rlplace.plan.types import (
     JOINED,
@@ -90,25 +91,12 @@ def _check_borders(instance: Instance, stage: Stage, field: str) -> None:
     if tp == 1:
         return
     found: dict[int, Layout] = {}
-    for at, choice in enumerate(stage.choices):
-        layouts = graph.structure(stage.start + at).layouts_with("tp", tp)
-        found[stage.start + at] = next(own for own in layouts if own.name == choice.layout)
-    for edge in graph.edges:
-        if edge.src not in found or edge.dst not in found:
-            continue
-        made = _placement(found[edge.src].writes, graph.groups[edge.src].writes, edge.tensor)
-        read = _placement(found[edge.dst].reads, graph.reads(edge.dst), edge.tensor)
-        if made != read:
-            at = edge.dst - stage.start
-            rule = (
-                f"{graph.groups[edge.src].name} hands {edge.tensor} on as {made}, "
-                f"{graph.groups[edge.dst].name} reads it as {read}"
-            )
-            raise InputError(
-                f"{field}[{at}].layout", stage.choices[at].layout, rule, "the same border"
-            )
-
-
-def _placement(placements: tuple[Placement, ...], names: tuple[str, ...], name: str) -> Placement:
-    """How a layout has a tensor between groups; whole where it says nothing."""
-    return placements[names.index(name)] if placements else Replicate()
+    for group, choice in enumerate(stage.choices, stage.start):
+        layouts = graph.structure(group).layouts_with("tp", tp)
+        found[group] = next(own for own in layouts if own.name == choice.layout)
+    if (edge := disagreement(graph, found)) is not None:
+        at = edge.dst - stage.start
+        maker, reader = graph.groups[edge.src].name, graph.groups[edge.dst].name
+        rule = f"{reader} does not read {edge.tensor} as {maker} hands it on"
+        near = stage.choices[edge.src - stage.start].layout
+        raise InputError(f"{field}[{at}].layout", stage.choices[at].layout, rule, near)

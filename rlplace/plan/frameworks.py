@@ -7,13 +7,12 @@ from `configs/calibration.json`, which says what they were fitted on.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Literal, get_args
 
+from rlplace.cluster.calibrated import shipped
 from rlplace.errors import InputError, nearest_names
-from rlplace.resources import resource
 
 #: How stages pass activations and gradients on; see `Framework.sends`.
 Sends = Literal["beside", "at once", "in turn"]
@@ -79,7 +78,7 @@ class Framework:
         cached: Share of them that the allocator keeps beyond that where there is room: what the
             driver's tool shows and a run could do without.
         band: Measured over predicted step time, 10th and 90th percentile of the rows that were
-            not fitted.
+            not fitted; a quarter either way where nothing was measured.
     """
 
     name: str
@@ -124,14 +123,13 @@ class Framework:
 @cache
 def frameworks() -> dict[str, Framework]:
     """Every framework that is known, by name."""
-    found = json.loads(resource("configs/calibration.json").read_text())["frameworks"]
     known = {field.name for field in fields(Framework)}
     made = {}
-    for name, constants in found.items():
+    for name, constants in shipped("frameworks").items():
         if unknown := set(constants) - known:
             raise InputError(f"frameworks.{name}", sorted(unknown), "no constants of a framework")
-        constants["band"] = tuple(constants.get("band", Framework("").band))
-        made[name] = replace(Framework(name), **constants)
+        band = tuple(constants.get("band", Framework(name).band))
+        made[name] = replace(Framework(name), **(constants | {"band": band}))
     return made
 
 

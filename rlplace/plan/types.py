@@ -165,9 +165,14 @@ class Instance:
         """The constants of the framework."""
         return framework(self.framework) if isinstance(self.framework, str) else self.framework
 
+    @property
+    def fusion(self) -> float:
+        """Share of what fusing memory-bound ops could save which is saved."""
+        return 1.0 if self.fused else self.execution.fusion
+
     def traffic(self, work: Work) -> tuple[float, Affine, Affine]:
         """Kernels of the forward pass, float elements that it moves and that the backward moves."""
-        fusion = 1.0 if self.fused else self.execution.fusion
+        fusion = self.fusion
         pairs = (
             (work.moved, work.fused_moved),
             (work.backward_moved, work.fused_backward_moved),

@@ -98,6 +98,7 @@ class StageSolver:
     instance: Instance
     cost: AnalyticCost = field(default_factory=AnalyticCost)
     _classes: dict[Mesh, int] = field(default_factory=dict)
+    _limits: dict[Mesh, float] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     _tables: dict[tuple[int, int, int], _Table] = field(default_factory=dict)
     _rows: dict[tuple[int, int, int, int], StageRow] = field(default_factory=dict)
@@ -165,6 +166,11 @@ class StageSolver:
 
     def _limit(self, mesh: Mesh) -> float:
         """Bytes for states and activations on the tightest device of the mesh."""
+        if mesh not in self._limits:
+            self._limits[mesh] = self._find_limit(mesh)
+        return self._limits[mesh]
+
+    def _find_limit(self, mesh: Mesh) -> float:
         instance = self.instance
         kinds = {instance.cluster.devices[d].kind: d for d in mesh.devices}
         free = min(
@@ -264,13 +270,16 @@ def _table(
 
 def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow:
     # Of each price and start: what tied parameters in [start, stop) are counted too often.
-    both = (table.pairs[:, 1] < stop)[:, None] & (table.pairs[:, :1] >= np.arange(stop))
+    twice = np.zeros((len(table.twice), stop))
+    if len(table.pairs):
+        both = (table.pairs[:, 1] < stop)[:, None] & (table.pairs[:, :1] >= np.arange(stop))
+        twice = table.twice @ both
     columns = np.empty((6, stop))
     level, split = np.empty((2, stop), np.int64)
     _fill_row(
         table.sums,
         table.transient,
-        table.twice @ both,
+        twice,
         table.hidden,
         len(_PRICES),
         stop,

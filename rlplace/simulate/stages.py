@@ -130,20 +130,28 @@ def stage_cost(
     ]
     most = fullest(groups, stage.choices)
     redone = [choice.recompute in _REDONE for choice in stage.choices]
+
+    def total(name: str) -> float:
+        """The sum of a field over all groups; equal layers share one object."""
+        return float(sum(count * getattr(group, name) for group, count in alike.values()))
+
+    alike: dict[int, tuple[GroupCost, int]] = {}
+    for group in groups:
+        alike[id(group)] = (group, alike.get(id(group), (group, 0))[1] + 1)
     return StageCost(
-        forward=sum(group.forward for group in groups),
-        backward=sum(group.backward for group in groups),
+        forward=total("forward"),
+        backward=total("backward"),
         exposed_reduce=exposed_reduce(groups),
-        optimizer=sum(group.optimizer for group in groups),
+        optimizer=total("optimizer"),
         params=sum(held.params for _, held in found) - sum(t.params for t in twice),
         gradients=sum(held.gradients for _, held in found) - sum(t.gradients for t in twice),
         optimizer_states=sum(held.optimizer for _, held in found) - sum(t.optimizer for t in twice),
-        saved=sum(group.saved for group in groups),
+        saved=total("saved"),
         transient=most.transient,
         saved_logits=sum(g.logits for g, redo in zip(groups, redone, strict=True) if not redo),
         transient_logits=most.logits,
-        weight_backward=sum(group.weight_backward for group in groups),
-        optimizer_transient=sum(group.optimizer_transient for group in groups),
+        weight_backward=total("weight_backward"),
+        optimizer_transient=total("optimizer_transient"),
         buckets=buckets(groups),
         late_reduce=sum((1.0 - group.hidden) * group.reduce for group in groups),
     )

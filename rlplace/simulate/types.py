@@ -143,7 +143,7 @@ class Estimate:
         stages: Breakdown.
         memory: Breakdown by device.
         band: Step times (s) between which eight of ten measurements lie, by the residuals of the
-            framework's calibration.
+            framework's calibration; a quarter either way where it has none.
         tokens_per_s: Tokens (or samples, where a sample is one item) a second, all devices.
         mfu: Model FLOPs utilisation: model FLOPs of a step over step time and total peak.
         peak_phase: What each device does when it holds most, ``backward of micro-batch 0 (stage

@@ -37,7 +37,7 @@ def test_sequences_stay_cut_from_the_embedding_to_the_loss(
 
     assert [layout.name for layout in layouts] == ["sequence"] * len(transformer.groups)
     assert {layout.degree for layout in layouts} == {degree}
-    assert disagreement(transformer, layouts) is None
+    assert disagreement(transformer, dict(enumerate(layouts))) is None
     for edge in transformer.edges:
         assert layouts[edge.dst].reads == layouts[edge.src].writes == (Shard(1),)
     middle = layouts[1:-1]
@@ -52,7 +52,7 @@ def test_context_layouts_fit_as_well(transformer: OpGraph, degree: int) -> None:
     layouts = context_layouts(transformer, degree)
 
     assert {(layout.name, layout.axis) for layout in layouts} == {("context", "cp")}
-    assert disagreement(transformer, layouts) is None
+    assert disagreement(transformer, dict(enumerate(layouts))) is None
 
 
 def test_a_whole_axis_replicates(transformer: OpGraph) -> None:
@@ -79,7 +79,7 @@ def test_groups_without_sequences_to_cut_run_whole(name: str) -> None:
         (sequence_layouts(graph, 2), "sequence"),
         (context_layouts(graph, 2), "context"),
     ):
-        assert disagreement(graph, layouts) is None
+        assert disagreement(graph, dict(enumerate(layouts))) is None
         for group, layout in zip(graph.groups, layouts, strict=True):
             names = {found.name for found in graph.structure(group.index).bordered}
             assert (layout.name == cut) == (cut in names)
@@ -88,7 +88,7 @@ def test_groups_without_sequences_to_cut_run_whole(name: str) -> None:
 def test_neighbours_that_do_not_fit_are_named(transformer: OpGraph) -> None:
     layouts = list(sequence_layouts(transformer, 2))
     layouts[2] = Layout("replicate", 2, transformer.structure(2).work)
-    edge = disagreement(transformer, layouts)
+    edge = disagreement(transformer, dict(enumerate(layouts)))
     assert edge is not None
     assert (edge.src, edge.dst) == (1, 2)
 

@@ -14,11 +14,11 @@ from rlplace.graph.products import Measured, Size, merge, sizes_of
 from rlplace.graph.types import Affine
 
 
-class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
     """Keeps the sizes of all products."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.found: list[Size] = []
 
     def __torch_dispatch__(

@@ -60,6 +60,7 @@ class Frame:
         overlap = max(kind.overlap for kind in cluster.kinds)
         self.gather_overlap = overlap * instance.execution.overlap_gather
         self.reduce_overlap = overlap * instance.execution.overlap_reduce
+        self.exchange_overlap = overlap * instance.execution.overlap_exchange
         cores = Counter((d.node, d.core) for d in cluster.devices if d.core is not None)
         #: Of the devices that share a core, the part of one in what they wait for together.
         self.share = 1.0 / max(cores.values(), default=1)

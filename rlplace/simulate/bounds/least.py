@@ -58,27 +58,34 @@ class Least:
 
     @cached_property
     def _passes(self) -> Floats:
-        """Seconds of forward, backward, the host in it, weights, light ops, attention (6, P)."""
+        """Seconds of passes (7, P), as `_pass` has them."""
         sizes = self.frame.cut.sizes.tolist()
         found = [self._pass(own, size) for own, size in zip(self._computed, sizes, strict=True)]
         passes: Floats = np.array(found).T[:, self.frame.cut.size]
         return passes
 
     def _pass(self, own: Compute | None, samples: float) -> tuple[float, ...]:
+        """Forward, backward, the host in it, weights, light ops, attention, what redoing skips."""
         if own is None:
-            return (np.inf, np.inf, 0.0, 0.0, 0.0, 0.0)
+            return (np.inf, np.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
         forward = max(own.forward + self._exchange("forward", samples), own.host_forward)
         backward = own.backward + self._exchange("backward", samples)
         light = max(own.light, own.host_forward)
-        return forward, backward, own.host_backward, own.weight, light, own.attention
+        skipped = own.last if self.frame.instance.execution.early_stop else 0.0
+        return forward, backward, own.host_backward, own.weight, light, own.attention, skipped
 
     def _exchange(self, phase: str, samples: float) -> float:
         """The layout's collectives; those that the backward pass runs again are not counted."""
         size, links = self.frame.instance.bytes.activation, self.frame.links
-        return self.frame.share * sum(
-            links.seconds(own.kind, own.floats(samples) * size, self.layout.degree)
-            for own in self.layout.collectives
-            if own.phase == phase
+        beside = self.frame.exchange_overlap * (1.0 - 1.0 / self.layout.degree)
+        return (
+            (1.0 - beside)
+            * self.frame.share
+            * sum(
+                links.seconds(own.kind, own.floats(samples) * size, self.layout.degree)
+                for own in self.layout.collectives
+                if own.phase == phase
+            )
         )
 
     @cached_property
@@ -105,7 +112,8 @@ class Least:
         whole, scatter = (t.seconds(gradients, bucket) for t in (tables.whole, tables.scatter))
         across = tables.across.seconds(gradients / shards, bucket / shards)
         reduce = np.where(zero == 1, np.minimum(whole, scatter + across), across)
-        gather = np.where(zero == 3, tables.gather.seconds(weights + frozen), 0.0)
+        lent = (weights + frozen) * (frame.instance.execution.gather_bytes or size.weight)
+        gather = np.where(zero == 3, tables.gather.seconds(lent / size.weight), 0.0)
         publish = np.where((zero == 1) | (zero == 2), tables.gather.seconds(weights, bucket), 0.0)
         return np.array(
             [
@@ -132,11 +140,13 @@ class Least:
 
     def step(self, choice: GroupChoice) -> Floats:
         """Seconds of all micro-batches, of the reduction that cannot hide, of the optimizer."""
-        forward, backward, host, _, light, attention = self._passes
+        forward, backward, host, _, light, attention, skipped = self._passes
         redo = {"none": 0.0, "attention": attention, "ops": light, "full": forward}
         gather, scatter, reduce, _ = self._traffic
         backward = np.maximum(backward + self._accumulated, host) + redo[choice.recompute]
         passes = self.forward + self._beside(backward, gather + scatter)
+        if choice.recompute == "full":
+            passes = np.maximum(0.0, passes - skipped)
         late = (1.0 - self.frame.reduce_overlap) * reduce
         spent = self.frame.cut.count * passes + late + self._optimizer(choice.offload)
         return np.where(self._fits[choice], spent, np.inf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
@@ -34,8 +33,6 @@ from rlplace.simulate.types import Estimate
 #: cuts (`CUTS`), ``every`` redoes one layer in so many and nothing outside of layers, ``joined``
 #: redoes each stage as one.
 EXTRAS = frozenset({"blocks", "every", "joined"})
-
-_LAYER = re.compile(r"\.(?:h|layers|layer|blocks)\.(\d+)(?:\.|$)")
 
 
 def estimate_row(row: Row) -> Result:
@@ -183,12 +180,12 @@ def make_plan(instance: Instance, arguments: dict[str, Any]) -> Plan:
 
 def layers_of(graph: OpGraph) -> list[int]:
     """The layer of each group: -1 before the first, one more than the last behind it."""
+    keys = layer_keys(graph)
+    number = {key: index for index, key in enumerate(dict.fromkeys(filter(None, keys)))}
     found: list[int] = []
-    matches = [_LAYER.search(f".{group.name}") for group in graph.groups]
-    behind = max((int(match[1]) for match in matches if match), default=-1) + 1
-    for match in matches:
-        outside = behind if found and found[-1] >= 0 else -1
-        found.append(int(match[1]) if match else outside)
+    for key in keys:
+        outside = len(number) if found and found[-1] >= 0 else -1
+        found.append(outside if key is None else number[key])
     return found
 
 

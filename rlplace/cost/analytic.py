@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rlplace.cluster.types import Cluster, CollectiveKind, DeviceKind
 from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
-from rlplace.cost.compute import Compute, compute, slower
+from rlplace.cost.compute import Compute, beside, compute, slower
 from rlplace.cost.context import context_collectives, ring_attention
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Collective, Layout, Structure, Work
@@ -267,8 +267,8 @@ def _group(share: _Share, boundary: float) -> GroupCost:
     gather, scatter, reduce, publish = _states_traffic(share)
     overlap = share.overlap * run.overlap_gather
     return GroupCost(
-        forward=_beside(forward, gather, overlap),
-        backward=_beside(backward, gather + scatter, overlap),
+        forward=beside(forward, gather, overlap),
+        backward=beside(backward, gather + scatter, overlap),
         reduce=reduce,
         hidden=share.overlap * run.overlap_reduce,
         optimizer=_optimizer_seconds(share) + publish,
@@ -281,15 +281,6 @@ def _group(share: _Share, boundary: float) -> GroupCost:
         skipped=own.last if run.early_stop and choice.recompute in ("full", JOINED) else 0.0,
         redone=memory.redone(instance, share.layout, choice, samples),
     )
-
-
-def _beside(compute: float, traffic: float, overlap: float) -> float:
-    """Seconds of compute with traffic that runs ahead of it: the longer, and what they disturb.
-
-    Of the time in which both are under way, a share of ``1 - overlap`` is lost, for they share
-    the memory and the multiprocessors.
-    """
-    return max(compute, traffic) + (1.0 - overlap) * min(compute, traffic)
 
 
 def _exchange(share: _Share, phase: str) -> tuple[float, int]:
@@ -314,9 +305,9 @@ def _exchange(share: _Share, phase: str) -> tuple[float, int]:
         for one in share.layout.collectives
         if one.phase == "forward" and one.kind == "all_gather"
     ]
-    beside = sum(_collective_seconds(share, one, share.looks.tp) for one in again)
-    beside -= share.overlap * min(share.compute.weight, beside)
-    return exposed + beside, len(own) + len(again)
+    more = sum(_collective_seconds(share, one, share.looks.tp) for one in again)
+    more -= share.overlap * min(share.compute.weight, more)
+    return exposed + more, len(own) + len(again)
 
 
 def _collective_seconds(share: _Share, one: Collective, links: Ring) -> float:

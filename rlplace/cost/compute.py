@@ -171,6 +171,15 @@ def slower(device: float, host: float) -> float:
     return longer * factor
 
 
+def beside(compute: float, traffic: float, overlap: float) -> float:
+    """Seconds of compute with traffic that runs ahead of it: the longer, and what they disturb.
+
+    Of the time in which both are under way, a share of ``1 - overlap`` is lost, for they share
+    the memory and the multiprocessors.
+    """
+    return max(compute, traffic) + (1.0 - overlap) * min(compute, traffic)
+
+
 def _score_passes(instance: Instance, work: Work, samples: float) -> tuple[float, float]:
     """Elements of the score matrices that softmax and dropout move, forward and backward.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlplace.graph.types import Layout, Shard, Work
-from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
 
 #: Bytes in which a graph counts the class scores.
 _FP32 = 4
@@ -60,7 +60,7 @@ def saved(
         samples: Of a micro-batch, on one replica.
         boundary: Bytes of the group's whole inputs; of those that are cut a device has its part.
     """
-    if choice.recompute == "joined":
+    if choice.recompute == JOINED:
         return 0.0
     cut = any(isinstance(placement, Shard) for placement in layout.reads)
     own = boundary / (layout.degree if cut else 1)
@@ -111,7 +111,7 @@ def redone(instance: Instance, layout: Layout, choice: GroupChoice, samples: flo
 
     All of it, or the score matrices where only the core attention is redone.
     """
-    if choice.recompute in ("full", "joined", "ops"):
+    if choice.recompute in ("full", JOINED, "ops"):
         return _saved_by_autograd(instance, layout, samples)
     if choice.recompute == "attention":
         return _score_floats(instance, layout.work, samples) * instance.bytes.activation

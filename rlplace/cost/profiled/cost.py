@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlplace.cluster.types import Cluster
 from rlplace.cost import memory
+from rlplace.cost.compute import beside
 from rlplace.cost.profiled.network import ClusterNetwork, Kind, Network
 from rlplace.cost.profiled.types import LayerPoint, LayerTable, Profile
 from rlplace.cost.types import GroupCost
@@ -84,16 +85,13 @@ class ProfiledCost:
         gather, scatter, reduce, publish = self._states_traffic(instance, work, choice, mesh)
         overlaps = min(instance.cluster.kind(device).overlap for device in mesh.devices)
         framework = instance.execution
-        hidden = overlaps * framework.overlap_reduce
         ahead = overlaps * framework.overlap_gather
         backward = max(point.backward for point in points) + (forward if redo else 0.0)
         return GroupCost(
-            forward=forward + max(0.0, gather - ahead * forward),
-            backward=backward
-            + max(0.0, gather - ahead * backward)
-            + max(0.0, scatter - hidden * backward),
+            forward=beside(forward, gather, ahead),
+            backward=beside(backward, gather + scatter, ahead),
             reduce=reduce,
-            hidden=hidden,
+            hidden=overlaps * framework.overlap_reduce,
             optimizer=_optimizer(tables, choice, mesh) + publish,
             static=memory.states(instance, work, choice, mesh).total,
             saved=boundary if redo else max(point.saved for point in points),

@@ -60,5 +60,6 @@ def test_each_layer_runs_once(layers: int, stages: int, counts: set[int]) -> Non
     assert torch.equal(found, loss)
     for name, param in (pair for own in modules for pair in own.named_parameters()):
         whole = module.get_parameter(name).grad
-        assert param.grad is not None and whole is not None
+        assert param.grad is not None
+        assert whole is not None
         assert torch.equal(param.grad, whole), name

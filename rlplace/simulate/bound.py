@@ -229,10 +229,14 @@ class _Relaxation:
     def _work(self, name: str) -> Floats:
         """The sum of ``step`` or ``tail`` over all devices (M,)."""
         terms = (
-            (count, ways.devices * self._weights[ways.kind][:, None] * getattr(ways, name))
+            (count, _weighed(self._weighted(ways, slice(None)), getattr(ways, name)))
             for count, ways in self._ways.values()
         )
         return self._added(terms) / self._total
+
+    def _weighted(self, ways: Ways, own: slice) -> Floats:
+        """Devices of some ways, by their weights (ways, splits)."""
+        return ways.devices[:, own] * self._weights[ways.kind][:, None]
 
     @cached_property
     def _path(self) -> Floats:
@@ -254,7 +258,7 @@ class _Relaxation:
             _Part(
                 count,
                 ways.devices[:, own],
-                ways.devices[:, own] * self._weights[ways.kind][:, None],
+                self._weighted(ways, own),
                 ways.step[:, :, own],
                 ways.through[:, own] * self._filled[own],
                 ways.held[:, :, own],
@@ -284,6 +288,14 @@ class _Relaxation:
         return limit
 
 
+def _weighed(weights: Floats, seconds: Floats) -> Floats:
+    """The product; a way that does not fit stays impossible on devices that count nothing."""
+    if weights.all():
+        return weights * seconds
+    possible = np.isfinite(seconds)
+    return np.where(possible, weights * np.where(possible, seconds, 0.0), np.inf)
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """The ways of a structure with one number of micro-batches, p of them (see `Ways`)."""
@@ -297,7 +309,7 @@ class _Part:
 
     def least(self, lane: float, path: float, held: tuple[float, float]) -> float:
         """The right side for all groups; `held` weighs a byte of a device and of a lane."""
-        value = (self.weighted + lane) * self.step
+        value = _weighed(self.weighted + lane, self.step)
         if path:
             value = value + path * self.through
         if any(held):

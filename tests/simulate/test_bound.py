@@ -76,3 +76,21 @@ def test_below_every_plan_there_is(instance: Instance) -> None:
     assert len(times) > 40
     assert least <= min(times) * (1 + 1e-9)
     assert min(times) <= 2 * least, "and not far below the best"
+
+
+@pytest.mark.parametrize("memory", [1e3, 1e6, 2e6])
+def test_a_device_with_too_little_memory_leaves_a_bound(memory: float) -> None:
+    """It may hold no group at all, or a part of them."""
+    small = round_kind("small", memory=memory)
+    instance = Instance(
+        transformer(1, 64, degrees=(2,)),
+        cluster([[round_kind("big", memory=12e6), small]]),
+        2,
+        precision="fp32",
+        zero_levels=(0, 3),
+    )
+    estimator, least = Estimator(instance), bound(instance)
+    found = [estimator.estimate(plan) for plan in all_plans(instance)]
+    times = [one.step_time for one in found if one.feasible]
+    assert times
+    assert 0.0 < least <= min(times) * (1 + 1e-9)

@@ -15,6 +15,7 @@ from rlplace.graph.types import Placement
 from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import Mesh, Plan
 from rlplace.runtime.connections import connections
+from rlplace.runtime.fragments import Fragment, Held, fragments, make_states
 from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.model import Model, batched_inputs
@@ -43,6 +44,7 @@ class Assembly:
         channels: Of its borders, both directions.
         axis: Its tp axis, if it has one.
         placements: How its states are held on that axis.
+        shapes: Whole shapes of its states.
     """
 
     recorder: Recorder
@@ -55,6 +57,7 @@ class Assembly:
     channels: list[Channel] = field(default_factory=list)
     axis: CountedAxis | None = None
     placements: dict[str, Placement] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def params(self) -> dict[str, nn.Parameter]:
         """Parameters of this rank by fully qualified name."""
@@ -63,6 +66,27 @@ class Assembly:
     def buffers(self) -> dict[str, torch.Tensor]:
         """Buffers of this rank by fully qualified name."""
         return {n: b for stage in self.stages.values() for n, b in stage.named_buffers()}
+
+    def fragments(self, *, every_state: bool = False) -> list[Fragment]:
+        """What this rank's optimizer steps, as views; no collective.
+
+        Gradients, frozen parameters and buffers are not among it. After something was written
+        into them, all ranks call `Reducer.refresh`.
+
+        Args:
+            every_state: Before the first step an optimizer has no states yet: make them, so that
+                they can be filled. Otherwise there are those which it has.
+        """
+        if self.reducer is None:
+            return []
+        if every_state and self.optimizer is not None:
+            make_states(self.optimizer)
+        rank, size = (self.axis.rank, self.axis.size) if self.axis is not None else (0, 1)
+        held = {
+            id(param): Held(name, self.shapes[name], self.placements[name], rank, size)
+            for name, param in self.params().items()
+        }
+        return fragments(self.reducer.runs, held, self.optimizer)
 
 
 def assemble(
@@ -96,6 +120,7 @@ def assemble(
     states = LocalStates(model.states(), world.device, assembly.axis)
     assembly.placements = states.placements
     assembly.stages = _stages(world, plan, model, mesh, states, assembly.axis)
+    assembly.shapes = {name: states.shape(name) for name in states.placements}
     borders = connections(world, plan, model)
     assembly.channels = [c for b in borders.values() for c in (b.forward, b.backward)]
     params = assembly.params()

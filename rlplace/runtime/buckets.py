@@ -7,11 +7,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Run:
+    """Elements of a parameter inside a tensor that the optimizer of this rank steps.
+
+    Args:
+        param: The parameter, or this rank's shard of it on the tp axis.
+        start, stop: Which of its elements, flattened.
+        stepped: What the optimizer steps.
+        offset: Where the run begins in `stepped`, flattened.
+    """
+
+    param: nn.Parameter
+    start: int
+    stop: int
+    stepped: nn.Parameter
+    offset: int = 0
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The run's part of a tensor as large as `stepped`, as a flat view."""
+        return tensor.view(-1)[self.offset : self.offset + self.stop - self.start]
 
 
 class Bucket:
@@ -47,6 +70,11 @@ class Bucket:
     def gradient_bytes(self) -> int:
         """Bytes of gradients that this rank holds."""
         return _bytes(self.flat)
+
+    @property
+    def runs(self) -> list[Run]:
+        """What `trained` is made of."""
+        return [Run(param, 0, param.numel(), param) for param in self.params]
 
     def start(self) -> None:
         """Zero the gradients for a new step."""
@@ -101,8 +129,8 @@ class ShardedBucket(Bucket):
         for param, view in zip(self.params, self._views(self.weights), strict=True):
             view.copy_(param.detach())
             param.data = view
-        size = dist.get_world_size(shards)
-        self.own = nn.Parameter(self.weights.chunk(size)[dist.get_rank(shards)])
+        self._rank = dist.get_rank(shards)
+        self.own = nn.Parameter(self.weights.chunk(dist.get_world_size(shards))[self._rank])
         self._summed = torch.zeros_like(self.own)
         self.own.grad = self._summed
 
@@ -110,6 +138,19 @@ class ShardedBucket(Bucket):
     def trained(self) -> tuple[nn.Parameter, ...]:
         """This rank's run of the weights."""
         return (self.own,)
+
+    @property
+    def runs(self) -> list[Run]:
+        """What this rank's run of the weights is made of."""
+        size, first = self.own.numel(), self._rank * self.own.numel()
+        found, begin = [], -first
+        for param in self.params:
+            end = begin + param.numel()
+            low, high = max(begin, 0), min(end, size)
+            if low < high:
+                found.append(Run(param, low - begin, high - begin, self.own, low))
+            begin = end
+        return found
 
     @property
     def gradient_bytes(self) -> int:

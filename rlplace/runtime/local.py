@@ -105,7 +105,7 @@ class LocalStates:
         if not isinstance(placement, Replicate):
             assert self._axis is not None
             part = shard_parameter(full, placement, self._axis.rank, self._axis.size)
-        part = part.to(self._device)
+        part = part.to(self._device).contiguous()
         if isinstance(full, nn.Parameter):
             return nn.Parameter(part, requires_grad=full.requires_grad)
         return part

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlplace.graph.types import Placement, Shard
-from rlplace.runtime.buckets import Bucket, ShardedBucket
+from rlplace.runtime.buckets import Bucket, Run, ShardedBucket
 
 BUCKET_BYTES = 25_000_000
 
@@ -110,6 +110,11 @@ class Reducer:
         return [param for bucket in self._buckets + self._alone for param in bucket.trained]
 
     @property
+    def runs(self) -> list[Run]:
+        """What `trained` is made of."""
+        return [run for bucket in self._buckets + self._alone for run in bucket.runs]
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients that this rank holds."""
         return sum(bucket.gradient_bytes for bucket in self._buckets + self._alone)
@@ -145,6 +150,13 @@ class Reducer:
         """After the optimizer step: give the other replicas what this rank alone has stepped."""
         for bucket in self._buckets:
             bucket.publish()
+
+    def refresh(self) -> None:
+        """After `runs` were written into: make all that is made of them agree. All ranks call it.
+
+        A parameter that several meshes hold is among the runs of each.
+        """
+        self.publish()
 
     def complete(self) -> None:
         """Make all gradients whole on every rank, so that they can be looked at."""

@@ -6,17 +6,18 @@ is crossed by all tensors that are made before it and read behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from rlplace.errors import InputError
+from rlplace.graph.neighbours import context_layouts
 from rlplace.graph.program import Program
 from rlplace.graph.tracing.regions import stops_gradient
-from rlplace.graph.types import OpGraph
-from rlplace.plan.types import Plan
+from rlplace.graph.types import Layout, OpGraph, Placement, Replicate
+from rlplace.plan.types import Mesh, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,67 @@ def borders(program: Program, owners: Mapping[str, int], stages: int) -> list[li
         for border in range(owners[node.name], max(readers, default=0)):
             crossing[border].append(node)
     return crossing
+
+
+def forms(
+    graph: OpGraph, plan: Plan, crossing: Sequence[Sequence[fx.Node]]
+) -> list[dict[str, Placement]]:
+    """In which form each stage holds the tensors that it gets, relays and gives, by name.
+
+    The form is a placement on the axis of the stage's mesh that cuts activations (`cut_axis`). A
+    stage gets a tensor as its groups read it, and whole where they read it in several ways (they
+    cut it themselves); it gives what it makes as the maker writes it. What it only relays stays as
+    it was where the axes of the two meshes are alike, and is whole otherwise. A gradient has the
+    form of its tensor.
+
+    Args:
+        graph: The model.
+        plan: The plan.
+        crossing: Nodes that cross each border (`borders`).
+    """
+    found: list[dict[str, Placement]] = []
+    for index, stage in enumerate(plan.stages):
+        layouts = layouts_of(graph, stage)
+        before = found[-1] if index else {}
+        alike = bool(index) and cut_axis(stage.mesh) == cut_axis(plan.stages[index - 1].mesh)
+        own: dict[str, Placement] = {}
+        for node in crossing[index - 1] if index else ():
+            readings = _readings(graph, layouts, node.name)
+            relayed = before[node.name] if alike and not readings else Replicate()
+            own[node.name] = readings.pop() if len(readings) == 1 else relayed
+        for group, layout in layouts.items():
+            own |= dict(zip(graph.groups[group].writes, layout.writes, strict=False))
+        leaving = crossing[index] if index + 1 < len(plan.stages) else ()
+        found.append(own | {n.name: own.get(n.name, Replicate()) for n in leaving})
+    return found
+
+
+def cut_axis(mesh: Mesh) -> tuple[str, int]:
+    """Name and size of the axis over which a mesh cuts activations; cp and tp exclude another."""
+    return ("cp", mesh.cp) if mesh.cp > 1 else ("tp", mesh.tp)
+
+
+def layouts_of(graph: OpGraph, stage: Stage) -> dict[int, Layout]:
+    """The layout of each group of a stage; on a cp mesh those which cut sequences."""
+    groups = range(stage.start, stage.stop)
+    if stage.mesh.cp > 1:
+        every = context_layouts(graph, stage.mesh.cp)
+        return {group: every[group] for group in groups}
+    found = {}
+    for group, choice in zip(groups, stage.choices, strict=True):
+        legal = graph.structure(group).layouts_with("tp", stage.mesh.tp)
+        found[group] = next(layout for layout in legal if layout.name == choice.layout)
+    return found
+
+
+def _readings(graph: OpGraph, layouts: Mapping[int, Layout], tensor: str) -> set[Placement]:
+    """The placements in which some groups read a tensor."""
+    found: set[Placement] = set()
+    for group, layout in layouts.items():
+        names = graph.reads(group)
+        if tensor in names:
+            found.add(layout.reads[names.index(tensor)] if layout.reads else Replicate())
+    return found
 
 
 def specs(program: Program, nodes: list[fx.Node]) -> tuple[TensorSpec, ...]:

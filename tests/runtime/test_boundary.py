@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import functools
+
+from rlplace.graph.library import build, spec
+from rlplace.graph.neighbours import sequence_layouts
+from rlplace.graph.program import Program, export_program
+from rlplace.graph.types import OpGraph, Placement, Replicate, Shard
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
+from rlplace.plan.uniform import make_plan
+from rlplace.runtime.boundary import borders, forms, stage_of
+from rlplace.runtime.validate import stand_in_cluster
+
+MODEL = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 96, "seq_len": 8}
+WHOLE, CUT = Replicate(), Shard(1)
+
+
+@functools.cache
+def made() -> tuple[OpGraph, Program]:
+    wanted = spec("llama", **MODEL)
+    example = wanted.example(2)
+    assert isinstance(example, dict)
+    return build("llama", **MODEL), export_program(wanted.make().train(), (), example)
+
+
+def forms_of(*meshes: Mesh, sequence: bool = False) -> list[set[Placement]]:
+    """Of the float tensors of each stage of an even split."""
+    graph, program = made()
+    count = len(meshes)
+    bounds = [round(i * len(graph.groups) / count) for i in range(count + 1)]
+    stages = []
+    for index, mesh in enumerate(meshes):
+        groups = range(bounds[index], bounds[index + 1])
+        names = ["replicate"] * len(groups)
+        if sequence and mesh.tp > 1:
+            layouts = sequence_layouts(graph, mesh.tp)
+            names = [layouts[group].name for group in groups]
+        choices = tuple(GroupChoice(name) for name in names)
+        stages.append(Stage(groups.start, groups.stop, mesh, choices))
+    instance = Instance(graph, stand_in_cluster(8), 8, precision="fp32")
+    plan: Plan = make_plan(instance, tuple(stages), 1)
+    crossing = borders(program, stage_of(graph, plan), count)
+    found = forms(graph, plan, crossing)
+    crossed = [{n.name for n in nodes} for nodes in crossing]
+    for index, names_of in enumerate(crossed):
+        assert names_of <= found[index].keys() & found[index + 1].keys()
+    return [
+        {own[name] for name in set().union(*crossed[max(0, i - 1) : i + 1])}
+        for i, own in enumerate(found)
+    ]
+
+
+def test_whole_layouts_hand_whole_tensors_on() -> None:
+    assert forms_of(Mesh((0, 1), tp=2), Mesh((2, 3), dp_replicate=2)) == [{WHOLE}, {WHOLE}]
+
+
+def test_sequences_stay_cut_over_a_border() -> None:
+    pair = forms_of(Mesh((0, 1), tp=2), Mesh((2, 3), tp=2), sequence=True)
+    assert pair == [{CUT}, {CUT}]
+
+
+def test_each_stage_has_the_form_of_its_own_axis() -> None:
+    found = forms_of(Mesh((0, 1), tp=2), Mesh((2,)), Mesh((3, 4), cp=2), sequence=True)
+    assert found == [{CUT}, {WHOLE}, {CUT}]

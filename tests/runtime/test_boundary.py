@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 
-from rlplace.graph.library import build, spec
+from rlplace.graph.library import Argument, build, spec
 from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.types import OpGraph, Placement, Replicate, Shard
@@ -11,16 +11,25 @@ from rlplace.plan.uniform import make_plan
 from rlplace.runtime.boundary import borders, forms, stage_of
 from rlplace.runtime.validate import stand_in_cluster
 
-MODEL = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 96, "seq_len": 8}
+MODEL: dict[str, Argument] = {
+    "layers": 4,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 64,
+    "vocab": 96,
+    "seq_len": 8,
+}
 WHOLE, CUT = Replicate(), Shard(1)
 
 
 @functools.cache
 def made() -> tuple[OpGraph, Program]:
-    wanted = spec("llama", **MODEL)
+    wanted = spec("llama", **MODEL)  # type: ignore[arg-type]  # as below
     example = wanted.example(2)
     assert isinstance(example, dict)
-    return build("llama", **MODEL), export_program(wanted.make().train(), (), example)
+    graph = build("llama", **MODEL)  # type: ignore[arg-type]  # seq_len and others are in MODEL
+    return graph, export_program(wanted.make().train(), (), example)
 
 
 def forms_of(*meshes: Mesh, sequence: bool = False) -> list[set[Placement]]:

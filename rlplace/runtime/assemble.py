@@ -19,9 +19,10 @@ from rlplace.runtime.fragments import Fragment, Held, fragments, make_states
 from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.model import Model, batched_inputs
+from rlplace.runtime.parts import StageModule
 from rlplace.runtime.reduce import Reducer, Replicas, Tied, Trained
 from rlplace.runtime.shard import GroupAxis
-from rlplace.runtime.split import StageModule, split
+from rlplace.runtime.split import split
 from rlplace.runtime.step import Interpreter
 from rlplace.runtime.transfer import Channel
 from rlplace.runtime.world import World

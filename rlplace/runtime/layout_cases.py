@@ -21,8 +21,9 @@ from rlplace.graph.sharding.borders import WHOLE
 from rlplace.graph.sharding.lower import Assignment
 from rlplace.graph.types import Layout, OpGraph, Placement, Shard
 from rlplace.runtime.boundary import needs_gradient
+from rlplace.runtime.pieces import protected, without_integer_histograms
 from rlplace.runtime.shard_check import Case
-from rlplace.runtime.split import match, protected, without_integer_histograms
+from rlplace.runtime.split import match
 
 
 @dataclass(frozen=True)

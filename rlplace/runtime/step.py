@@ -18,8 +18,8 @@ from rlplace.plan.types import Action, Plan
 from rlplace.runtime.connections import Border
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.memory import ActivationTracker, LiveTracker
+from rlplace.runtime.parts import StageModule, hold_nothing
 from rlplace.runtime.reduce import Reducer
-from rlplace.runtime.split import StageModule, hold_nothing
 from rlplace.runtime.transfer import Receipt
 
 

@@ -18,7 +18,7 @@ from rlplace.graph.coarsen import MAX_GROUPS, coarsen
 from rlplace.graph.groups.anchors import is_anchor, kind, module_path
 from rlplace.graph.groups.parts import MAX_ANCHORS
 from rlplace.graph.program import Program, export_program, extract, prologue_of
-from rlplace.runtime.split import protected
+from rlplace.runtime.pieces import protected
 from tests.graph.branching_modules import EXAMPLES, WIDTH, Layers, example, exported
 
 

@@ -11,14 +11,15 @@ from torch.nn import functional as F
 
 from rlplace.errors import InputError
 from rlplace.graph.capture import capture
-from rlplace.graph.program import Program, export_program, extract
+from rlplace.graph.program import export_program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.runtime.boundary import borders, numbers, specs, stage_of
 from rlplace.runtime.local import LocalStates
 from rlplace.runtime.model import Model, user_inputs
-from rlplace.runtime.split import StageModule, match, protected, split
+from rlplace.runtime.parts import StageModule
+from rlplace.runtime.split import match, split
 from rlplace.runtime.validate import stand_in_cluster
 
 
@@ -131,16 +132,3 @@ def test_another_graph_is_refused() -> None:
     short = replace(model.graph, groups=groups[:-1])
     with pytest.raises(InputError, match="is in no group"):
         match(model.program, short)
-
-
-def test_a_piece_leaves_what_it_reads_alone() -> None:
-    class InPlace(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * 2).view(-1).relu_().sum()
-
-    program: Program = export_program(InPlace(), (), {"x": torch.zeros(2, 4)})
-    names = [node.name for node in program.nodes]
-    piece = protected(extract(program, names[1:], device="cpu"))
-    value = -torch.ones(2, 4)
-    piece.module(value)
-    assert torch.equal(value, -torch.ones(2, 4))

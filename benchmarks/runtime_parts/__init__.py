@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/runtime.py`: the model, both sides, and the ranks that run them."""

@@ -1,4 +1,4 @@
-"""The command line: ``rlplace discover | show | plan | run | calibrate | train | eval``.
+"""The command line: ``rlplace discover | show | plan | run | launch | calibrate | ...``.
 
 Exit codes: 0 done (a plan fits), 1 bad input or a failed run, 2 nothing fits.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from rich.console import Console
 
+from rlplace.commands.launch import show_launch
 from rlplace.errors import InfeasibleError, RlplaceError
 
 if TYPE_CHECKING:
@@ -363,6 +364,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "show": show,
     "plan": plan,
     "run": run,
+    "launch": show_launch,
     "calibrate": calibrate,
     "train": train,
     "eval": evaluate,

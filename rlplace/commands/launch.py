@@ -1,0 +1,79 @@
+"""``rlplace launch``: how to start a plan on nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+
+def show_launch(
+    plan: tyro.conf.Positional[Path],
+    module: tyro.conf.Positional[str] = "",
+    *,
+    nodes: int = 1,
+    gpus: int = 8,
+    head: str = "NODE0",
+    port: int = 29500,
+    least: int | None = None,
+    max_restarts: int = 3,
+    device: str = "cuda",
+    timeout: float = 600.0,
+    steps: int = 20,
+    checkpoint: Path | None = None,
+    slurm: bool = False,
+    time: str = "24:00:00",
+    partition: str = "",
+    account: str = "",
+    cpus: int = 0,
+    out: Path | None = None,
+) -> int:
+    """Print the torchrun command of each node, or a SLURM script, that runs a plan.
+
+    Args:
+        plan: A plan file that `rlplace plan --out` wrote.
+        module: Your own function as train.py:make; empty for a library model.
+        nodes: Hosts; node i of the plan's cluster is host i, unless --least is given.
+        gpus: Ranks of each node.
+        head: Address of the first node.
+        port: Free port of the first node.
+        least: Go on with so few nodes if others fail; then places are dealt out anew.
+        max_restarts: How often torchrun starts the ranks again.
+        device: cuda or cpu.
+        timeout: Seconds after which a rank gives up waiting for another.
+        steps: Steps to train.
+        checkpoint: Folder of the checkpoints, seen by all nodes; a restart goes on from there.
+        slurm: Print a script for sbatch instead.
+        time: SLURM's limit, HH:MM:SS.
+        partition: Of SLURM.
+        account: Of SLURM.
+        cpus: Cores of each node's task, for SLURM.
+        out: Write it here instead of printing it.
+    """
+    from rlplace.plan.types import Plan
+    from rlplace.runtime.torchrun import (
+        Nodes,
+        Slurm,
+        refuse_too_few,
+        slurm_script,
+        torchrun_commands,
+    )
+
+    where = Nodes(nodes, gpus, head, port, least, max_restarts)
+    refuse_too_few(Plan.load(plan), where)
+    program = ["-m", "rlplace.cli", "run", str(plan), *([module] if module else [])]
+    program += ["--device", device, "--timeout", f"{timeout:g}", "--steps", str(steps)]
+    if checkpoint is not None:
+        program += ["--checkpoint", str(checkpoint), "--resume"]
+    if least is not None:
+        program += ["--replan"]
+    if slurm:
+        header = Slurm(plan.stem, time, partition, account, cpus, device == "cuda")
+        text = slurm_script(where, header, program)
+    else:
+        text = "\n".join(torchrun_commands(where, program)) + "\n"
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text)
+    return 0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlplace.cli import main
+from rlplace.plan.types import Mesh, Plan, Stage
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    stage = Stage(0, 1, Mesh(tuple(range(4)), dp_shard=4), ())
+    path = tmp_path / "plan.json"
+    Plan((stage,), 1, 4).save(path)
+    return path
+
+
+def test_a_command_for_each_node(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["launch", str(plan), "train.py:make", "--nodes", "2", "--gpus", "2"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*arguments, "--checkpoint", "saved"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for index, line in enumerate(lines):
+        assert line.startswith(f"torchrun --nnodes 2 --node-rank {index} ")
+        assert f"-m rlplace.cli run {plan} train.py:make --device cuda" in line
+        assert line.endswith("--checkpoint saved --resume")
+
+
+def test_a_script_for_slurm(plan: Path, tmp_path: Path) -> None:
+    target = tmp_path / "job.sh"
+    arguments = ["launch", str(plan), "--gpus", "4", "--slurm", "--out", str(target)]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*arguments, "--partition", "long"])
+    text = target.read_text()
+    assert text.startswith("#!/bin/bash\n#SBATCH --job-name=plan\n")
+    assert "#SBATCH --partition=long" in text
+    assert "torchrun --standalone --nproc-per-node 4" in text
+
+
+def test_too_few_ranks(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^1$"):
+        main(["launch", str(plan), "--gpus", "2"])
+    assert "the plan uses 4 ranks, 2 a node" in capsys.readouterr().err

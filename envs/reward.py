@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import log
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlplace.envs.bank import instance_key
 from rlplace.envs.builders.rollouts import greedy_state
@@ -16,6 +16,9 @@ from rlplace.plan.types import Instance, Plan
 from rlplace.planners.search import objective
 from rlplace.simulate.estimate import Estimator
 from rlplace.simulate.types import Estimate
+
+if TYPE_CHECKING:
+    from rlplace.runtime.pool import Pool
 
 #: A plan of a simple heuristic, against which rewards are taken.
 Baseline = Callable[[Instance], Plan]
@@ -90,7 +93,7 @@ class MeasuredReward:
     """Log ratio of step times measured on this machine's ranks (gloo); seconds an episode.
 
     Plans that are predicted not to fit are not run: they get the predicted reward. Equal plans
-    are measured once.
+    are measured once. The ranks stay from plan to plan; `close` ends them.
 
     Args:
         baseline: Plan of the simple heuristic; measured once an instance.
@@ -104,6 +107,7 @@ class MeasuredReward:
     warmup: int = 2
     limit: float = 120.0
     _measured: dict[str, float] = field(default_factory=dict)
+    _pool: Pool | None = None
 
     def __post_init__(self) -> None:
         self._predicted = PredictedReward(self.baseline)
@@ -126,13 +130,26 @@ class MeasuredReward:
 
     def _seconds(self, instance: Instance, plan: Plan) -> float:
         """Measured seconds of a step."""
-        from rlplace.runtime.jobs import Job
-        from rlplace.runtime.launch import launch_many
-        from rlplace.runtime.trainer import Options
-
         key = repr(plan)
         if key not in self._measured:
+            from rlplace.runtime.trainer import Options
+
             options = Options(steps=self.steps, warmup=self.warmup)
-            job = Job(plan, instance.graph, options=options)
-            self._measured[key] = launch_many([job], limit=self.limit)[0].step_time
+            pool = self._ranks(len(instance.cluster.devices))
+            found = pool.measure(plan, graph=instance.graph, options=options, limit=self.limit)
+            self._measured[key] = found.step_time
         return self._measured[key]
+
+    def close(self) -> None:
+        """End the ranks; the next plan starts others."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _ranks(self, count: int) -> Pool:
+        """As many ranks as an instance has devices."""
+        from rlplace.runtime.pool import Pool
+
+        if self._pool is None or self._pool.ranks != count:
+            self.close()
+            self._pool = Pool(count)
+        return self._pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +78,28 @@ class Job:
     def ranks(self) -> int:
         """Ranks that the plan needs."""
         return max(self.plan.devices, default=0) + 1
+
+
+def checked(job: Job, ranks: int | None, device: str) -> Job:
+    """A job with its graph, which is that of its plan.
+
+    Raises:
+        InputError: If it needs more ranks, another device, or is for another graph.
+    """
+    if ranks is not None and job.ranks > ranks:
+        rule = f"the plan uses {job.ranks} ranks"
+        raise InputError("ranks", ranks, rule, job.ranks)
+    if job.device != device:
+        raise InputError("device", job.device, "jobs of one launch have one device", device)
+    graph = job.graph
+    if graph is None:
+        from rlplace.graph.library import build
+
+        graph = build(**job.source)  # type: ignore[arg-type]  # a plan's source is checked there
+    if job.plan.graph != graph.fingerprint:
+        rule = "the plan was made for another graph; plan again for this one"
+        raise InputError("plan.graph", job.plan.graph, rule, graph.fingerprint)
+    return replace(job, graph=graph)
 
 
 def write_jobs(folder: Path, jobs: Sequence[Job], timeout: float) -> None:

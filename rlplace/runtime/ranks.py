@@ -21,36 +21,55 @@ _POLL = 0.01
 _PR_SET_PDEATHSIG = 1
 
 
-def fork_ranks(count: int, folder: Path, work: Callable[[], int]) -> dict[int, int]:
-    """Run `work` in `count` ranks, with torchrun's environment, until all of them have ended.
+class Ranks:
+    """Forks of this process that work side by side, with torchrun's environment.
 
     Args:
         count: Number of ranks.
         folder: Where each rank's stderr goes, as ``stderr-RANK``.
         work: What a rank does; returns its exit code.
-
-    Returns:
-        Exit code of each rank in the order in which they ended; minus the signal that ended it.
-        Those that this function had to end are left out.
     """
-    alive = {_fork(rank, count, folder, work): rank for rank in range(count)}
-    codes: dict[int, int] = {}
-    deadline = float("inf")
-    while alive:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in alive:
-            code = os.waitstatus_to_exitcode(status)
-            codes[alive.pop(pid)] = code
-            if code:
-                deadline = min(deadline, time.monotonic() + GRACE)
-        elif time.monotonic() > deadline:
-            break
-        else:
-            time.sleep(_POLL)
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return codes
+
+    def __init__(self, count: int, folder: Path, work: Callable[[], int]) -> None:
+        self._alive = {_fork(rank, count, folder, work): rank for rank in range(count)}
+        #: Exit code of each rank in the order in which they ended; minus the signal that ended it.
+        #: Those that had to be ended here are left out.
+        self.codes: dict[int, int] = {}
+
+    def wait(self, over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all have ended, or `over` says so; once one has failed, all are ended.
+
+        Args:
+            over: Asked again and again; true if the ranks may live on.
+        """
+        deadline = float("inf")
+        while self._alive and not over():
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid in self._alive:
+                code = os.waitstatus_to_exitcode(status)
+                self.codes[self._alive.pop(pid)] = code
+                if code:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+            elif time.monotonic() > deadline:
+                self.end()
+            else:
+                time.sleep(_POLL)
+        if any(self.codes.values()):
+            self.end()
+
+    def end(self) -> None:
+        """End those that are left."""
+        for pid in self._alive:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._alive.clear()
+
+
+def fork_ranks(count: int, folder: Path, work: Callable[[], int]) -> dict[int, int]:
+    """Run `work` in `count` ranks until all of them have ended; `Ranks.codes` of them."""
+    ranks = Ranks(count, folder, work)
+    ranks.wait()
+    return ranks.codes
 
 
 def die_with_parent() -> None:

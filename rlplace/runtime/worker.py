@@ -1,40 +1,175 @@
-"""The ranks of a launch: `python -m rlplace.runtime.worker FOLDER COUNT`.
+"""The ranks of a pool: `python -m rlplace.runtime.worker FOLDER COUNT`.
 
-They run the jobs of the folder one after the other in one process group. Rank 0 prints one JSON
-line a step.
+This process exports the models and forks the ranks, which take one order after the other: names
+of folders with jobs, a line each, on stdin. A line on stdout says when an order is done, and rank
+0 prints one JSON line a step. Once a rank has failed, the next order gets new ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from rlplace.errors import InputError
 from rlplace.graph.library import spec
 from rlplace.graph.program import Program, export_program
 from rlplace.runtime.jobs import Fault, Job, read_jobs, write_codes, write_error, write_result
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.model import Batch, cast
-from rlplace.runtime.ranks import die_with_parent, fork_ranks
+from rlplace.runtime.ranks import Ranks, die_with_parent
 from rlplace.runtime.trainer import run
 from rlplace.runtime.world import World, join
 
+#: In place of the name of an order: end the ranks, but keep the models.
+STOP = "stop"
+
+#: What a rank says when it has run an order, or refused it before any collective.
+_DONE, _REFUSED = b".", b"!"
+
 
 def main(folder: Path, count: int) -> int:
-    """Run the jobs of a folder on `count` ranks; 0 if all went well."""
+    """Serve orders on `count` ranks until stdin ends."""
     die_with_parent()
-    jobs, timeout = read_jobs(folder)
-    programs = export_all(jobs)
-    codes = fork_ranks(count, folder, lambda: _rank(folder, jobs, timeout, programs))
-    write_codes(folder, codes)
-    return int(any(codes.values()) or len(codes) < count)
+    programs: dict[str, Program] = {}
+    crew: Crew | None = None
+    for start, name in enumerate(name for name in _lines(0) if name != STOP):
+        jobs, timeout = read_jobs(folder / name)
+        new = export_all([job for job in jobs if program_key(job) not in programs])
+        programs |= new
+        if crew is not None and (new or not crew.alive):
+            crew.end()
+            crew = None
+        if crew is None:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(start)
+            crew = Crew(count, folder, jobs[0].device, timeout, programs)
+        codes = crew.serve(name)
+        write_codes(folder / name, codes)
+        failed = len(codes) < count or any(codes.values())
+        sys.stdout.write(json.dumps({"order": name, "failed": failed}) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _lines(stream: int) -> Iterator[str]:
+    """Lines of a pipe, read only when there is nothing left to do."""
+    while text := os.read(stream, 4096):
+        yield from (line for line in text.decode().split("\n") if line)
+
+
+class Crew:
+    """Forked ranks in one process group that take orders.
+
+    Args:
+        count: Number of ranks.
+        folder: Folder of the pool; an order is a folder in it.
+        device: ``cpu`` or ``cuda``.
+        timeout: Seconds that a rank waits for another.
+        programs: Of all models, by `program_key`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        folder: Path,
+        device: str,
+        timeout: float,
+        programs: Mapping[str, Program],
+    ) -> None:
+        pipes = [os.pipe() for _ in range(count)]
+        self._done, done = os.pipe()
+
+        def work() -> int:
+            for _, writer in pipes:
+                os.close(writer)
+            rank = int(os.environ["RANK"])
+            orders = os.fdopen(pipes[rank][0])
+            return _rank(folder, orders, done, (device, timeout), programs)
+
+        self._ranks = Ranks(count, folder, work)
+        self._count, self._orders = count, [writer for _, writer in pipes]
+        self._said: dict[int, bytes] = {}
+        self.alive = True
+        for reader in (*(reader for reader, _ in pipes), done):
+            os.close(reader)
+
+    def serve(self, name: str) -> dict[int, int]:
+        """Let all ranks run an order.
+
+        Returns:
+            Exit code of each rank, 0 of those that live on and 1 where they refused; those that
+            had to be ended are left out.
+        """
+        self._said = {}
+        for pipe in self._orders:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(pipe, f"{name}\n".encode())
+        self._ranks.wait(self._over)
+        self.alive = self.alive and not self._ranks.codes
+        refused = {rank: int(word == _REFUSED) for rank, word in self._said.items()}
+        return refused if self.alive else self._ranks.codes
+
+    def end(self) -> None:
+        """End the ranks."""
+        self._ranks.end()
+        for pipe in (*self._orders, self._done):
+            os.close(pipe)
+
+    def _over(self) -> bool:
+        """Whether all ranks have said that they are done, or the pool wants no more of this."""
+        ready, _, _ = select.select([self._done, 0], [], [], 0)
+        if 0 in ready:
+            self._ranks.end()
+            self.alive = False
+            return True
+        if self._done in ready:
+            for word in os.read(self._done, 4096).splitlines():
+                rank, said = word.split()
+                self._said[int(rank)] = said
+        return len(self._said) == self._count
+
+
+def _rank(
+    folder: Path,
+    orders: Iterable[str],
+    done: int,
+    joining: tuple[str, float],
+    programs: Mapping[str, Program],
+) -> int:
+    """What one rank does until there are no more orders."""
+    world = join(*joining)
+    world.owned = False
+    for line in orders:
+        word = _serve(world, folder / line.strip(), programs)
+        os.write(done, b"%d %s\n" % (world.rank, word))
+    dist.destroy_process_group()
+    return 0
+
+
+def _serve(world: World, order: Path, programs: Mapping[str, Program]) -> bytes:
+    """Run the jobs of an order; all ranks refuse a plan together, and live on."""
+    index = 0
+    try:
+        for index, job in enumerate(read_jobs(order)[0]):
+            report = _reporter(world.rank, index, job.fault)
+            measurement = run_job(world, job, programs[program_key(job)], report)
+            if world.rank == 0:
+                write_result(order, index, measurement)
+    except Exception as error:
+        write_error(order, world.rank, index, error)
+        if isinstance(error, InputError):
+            return _REFUSED
+        raise
+    return _DONE
 
 
 def export_all(jobs: Sequence[Job]) -> dict[str, Program]:
@@ -55,24 +190,6 @@ def _export(job: Job) -> Program:
     example = cast(model.example(2), dtype)
     assert isinstance(example, dict)
     return export_program(twin, (), example)
-
-
-def _rank(folder: Path, jobs: list[Job], timeout: float, programs: Mapping[str, Program]) -> int:
-    """What one rank does."""
-    rank, index = int(os.environ["RANK"]), 0
-    try:
-        world = join(jobs[0].device, timeout)
-        world.owned = False
-        for index, job in enumerate(jobs):
-            report = _reporter(world.rank, index, job.fault)
-            measurement = run_job(world, job, programs[program_key(job)], report)
-            if rank == 0:
-                write_result(folder, index, measurement)
-        dist.destroy_process_group()
-    except Exception as error:
-        write_error(folder, rank, index, error)
-        raise
-    return 0
 
 
 def run_job(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,41 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlplace.errors import InputError, RankFailedError
-from rlplace.graph.library import build
-from rlplace.graph.types import OpGraph
-from rlplace.plan.types import Instance, Plan
-from rlplace.plan.uniform import uniform_plan
 from rlplace.runtime.jobs import Fault, Job
 from rlplace.runtime.launch import launch, launch_many
 from rlplace.runtime.trainer import Options
-from rlplace.runtime.validate import stand_in_cluster
-
-ARGS = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocab": 32, "seq_len": 8}
-
-
-@functools.cache
-def graph() -> OpGraph:
-    return build("gpt", **ARGS)  # type: ignore[arg-type]
-
-
-def plan(pp: int = 2, **degrees: int) -> Plan:
-    ranks = pp * degrees.get("dp_replicate", 1)
-    instance = Instance(graph(), stand_in_cluster(ranks), 4, precision="fp32")
-    return uniform_plan(instance, pp=pp, micro_batches=2, **degrees)  # type: ignore[arg-type]
-
-
-def workers() -> set[str]:
-    """Command lines of running workers that belong to this test process's launches."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_text()
-            except OSError:
-                continue
-            if "rlplace.runtime.worker" in command and f"rlplace-run-{os.getpid()}-" in command:
-                found.add(entry.name)
-    return found
+from tests.runtime.small import graph, plan, workers
 
 
 @pytest.mark.dist

@@ -67,7 +67,7 @@ def view(cluster: Cluster, mesh: Mesh) -> MeshView:
     blocks = [mesh.devices[start : start + block] for start in range(0, len(members), block)]
     groups_of_axes = (
         mesh.tp_groups(),
-        _cp_groups(mesh),
+        mesh.cp_groups(),
         tuple(own[offset :: mesh.tp] for own in blocks for offset in range(mesh.tp)),
         tuple(mesh.devices[offset::block] for offset in range(block)),
         mesh.dp_groups(),
@@ -77,15 +77,6 @@ def view(cluster: Cluster, mesh: Mesh) -> MeshView:
     )
     axes = (mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp)
     return MeshView(kinds, max(cores.values(), default=1), axes, tp, cp, shard, replicate, dp)
-
-
-def _cp_groups(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
-    size = mesh.cp * mesh.tp
-    return tuple(
-        mesh.devices[start + offset : start + size : mesh.tp]
-        for start in range(0, len(mesh.devices), size)
-        for offset in range(mesh.tp)
-    )
 
 
 def _slowest_ring(

@@ -69,7 +69,7 @@ RECOMPUTE_MODES = ("none", "attention", "ops", "full")
 JOINED = "joined"
 
 #: Recompute modes that `rlplace.runtime` executes today; the others are estimated only.
-RUN_RECOMPUTE_MODES = ("none", "full")
+RUN_RECOMPUTE_MODES = ("none", "full", JOINED)
 
 
 def redoes_attention(work: Work) -> bool:
@@ -279,6 +279,20 @@ class Mesh:
         """Devices of each tp group."""
         starts = range(0, len(self.devices), self.tp)
         return tuple(self.devices[start : start + self.tp] for start in starts)
+
+    def cp_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Devices that share the sequences of a replica, of each coordinate on tp."""
+        size = self.cp * self.tp
+        return tuple(
+            self.devices[start + offset : start + size : self.tp]
+            for start in range(0, len(self.devices), size)
+            for offset in range(self.tp)
+        )
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first device of each replica."""
+        return self.devices[:: self.cp * self.tp]
 
     def dp_groups(self) -> tuple[tuple[int, ...], ...]:
         """Devices that hold the same parameters, of all replicas and the whole cp axis."""

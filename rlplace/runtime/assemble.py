@@ -37,20 +37,18 @@ class Assembly:
     Args:
         recorder: Notes the events of this rank.
         replica: Index among the replicas of its lane.
-        seed: What it adds to the seed of dropout: the same on all ranks of a tp group only.
         stages: Its stages by index.
         interpreter: Runs its actions.
         reducer: Sums its gradients.
         optimizer: Of its trained parameters.
         channels: Of its borders, both directions.
-        axis: Its tp axis, if it has one.
+        axis: Its tp or cp axis, if it has one.
         placements: How its states are held on that axis.
         shapes: Whole shapes of its states.
     """
 
     recorder: Recorder
     replica: int = 0
-    seed: int = 0
     stages: dict[int, StageModule] = field(default_factory=dict)
     interpreter: Interpreter | None = None
     reducer: Reducer | None = None
@@ -97,6 +95,7 @@ def assemble(
     make_optimizer: OptimizerFactory,
     overlap: bool,
     bucket_bytes: int,
+    seed: int = 0,
 ) -> Assembly:
     """Make this rank's part of a plan that was found valid. Every rank calls this.
 
@@ -107,6 +106,7 @@ def assemble(
         make_optimizer: From parameters to an optimizer.
         overlap: Reduce gradients while backward runs.
         bucket_bytes: Gradients that are reduced together.
+        seed: Of dropout.
     """
     groups = _groups(world, plan)
     tied = {name: world.group(ranks) for name, ranks in shared_params(plan, model)}
@@ -115,8 +115,7 @@ def assemble(
     if mesh is None:
         return assembly
     replicas, axis = groups[world.rank]
-    assembly.replica = mesh.devices.index(world.rank) // mesh.tp
-    assembly.seed = 1 + min(mesh.devices) + assembly.replica
+    assembly.replica = mesh.devices.index(world.rank) // (mesh.cp * mesh.tp)
     assembly.axis = CountedAxis(GroupAxis(axis)) if axis is not None else None
     states = LocalStates(model.states(), world.device, assembly.axis)
     assembly.placements = states.placements
@@ -144,6 +143,7 @@ def assemble(
         assembly.reducer,
         assembly.optimizer,
         assembly.recorder,
+        seed,
     )
     return assembly
 
@@ -198,11 +198,11 @@ def zero_levels(plan: Plan, model: Model, mesh: Mesh) -> dict[str, int]:
 
 
 def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any]]:
-    """The dp groups and the tp group of each rank; every rank makes all of them, in one order."""
+    """The dp groups and the tp or cp group of each rank; all ranks make all, in one order."""
     found: dict[int, tuple[Replicas, Any]] = {}
     for mesh in lanes(plan):
         every = _members(world, mesh.dp_groups())
-        axes = _members(world, mesh.tp_groups())
+        axes = _members(world, mesh.cp_groups() if mesh.cp > 1 else mesh.tp_groups())
         runs = [members for dp in mesh.dp_groups() for members in _runs(dp, mesh.dp_shard)]
         shards = _members(world, runs)
         columns = [dp[i :: mesh.dp_shard] for dp in mesh.dp_groups() for i in range(mesh.dp_shard)]

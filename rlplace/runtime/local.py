@@ -1,8 +1,8 @@
-"""What one rank of a tp axis holds and runs: shards of states, lowered pieces."""
+"""What one rank of a tp or cp axis holds and runs: shards of states, lowered pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rlplace.errors import InputError
-from rlplace.graph.layouts import solve
+from rlplace.graph.layouts import borders_of, placements_of, solve
 from rlplace.graph.program import Piece
 from rlplace.graph.sharding.axis import Axis, CollectiveKind
-from rlplace.graph.sharding.lower import lower
+from rlplace.graph.sharding.borders import WHOLE
+from rlplace.graph.sharding.lower import Assignment, lower
 from rlplace.graph.types import Layout, Placement, Replicate
 from rlplace.runtime.shard import shard_parameter
 
@@ -72,13 +73,13 @@ class LocalStates:
     Args:
         full: All of them, whole, by fully qualified name.
         device: Where the rank computes.
-        axis: Its tp axis, if it has one.
+        axis: Its tp or cp axis, if it has one.
     """
 
     def __init__(
         self, full: Mapping[str, Tensor], device: torch.device, axis: Axis | None = None
     ) -> None:
-        self._full, self._device, self._axis = full, device, axis
+        self._full, self.device, self._axis = full, device, axis
         self._made: dict[str, Tensor] = {}
         self.placements: dict[str, Placement] = {}
 
@@ -105,33 +106,68 @@ class LocalStates:
         if not isinstance(placement, Replicate):
             assert self._axis is not None
             part = shard_parameter(full, placement, self._axis.rank, self._axis.size)
-        part = part.to(self._device).contiguous()
+        part = part.to(self.device).contiguous()
         if isinstance(full, nn.Parameter):
             return nn.Parameter(part, requires_grad=full.requires_grad)
         return part
 
 
-def localized(piece: Piece, layout: Layout, grads: set[str]) -> tuple[Piece, dict[str, Placement]]:
-    """A piece as one rank of a tp axis runs it, and how its states are held (by name).
+@dataclass(frozen=True)
+class Localized:
+    """A piece as one rank of an axis runs it.
+
+    Args:
+        piece: With a lowered module.
+        states: How its states are held, by name.
+        reads: How it reads what other groups make; whole, where not named.
+        writes: How it leaves what it makes, likewise.
+    """
+
+    piece: Piece
+    states: Mapping[str, Placement]
+    reads: Mapping[str, Placement] = field(default_factory=dict)
+    writes: Mapping[str, Placement] = field(default_factory=dict)
+
+
+def localized(
+    piece: Piece, layout: Layout, grads: set[str], prologue: Collection[str]
+) -> Localized:
+    """A piece as one rank of the axis of a layout runs it.
+
+    Where a program casts, its edges differ a little between precisions, so the placements of
+    activations are those that the piece itself has, not those that the layout lists.
 
     Args:
         piece: The whole piece.
         layout: How it is sharded.
         grads: Nodes and placeholders of the program that a gradient flows back to.
+        prologue: Nodes of the program that are whole on every rank.
 
     Raises:
         InputError: If the piece does not have the layout.
     """
     names = tuple(dict.fromkeys(name for _, name in piece.states))
-    if layout.name == "replicate":
-        return piece, dict.fromkeys(names, Replicate())
-    if layout.axis != "tp" or layout.reads or layout.writes:
-        rule = "a run keeps activations whole between groups"
-        raise InputError("plan.stages.choices.layout", layout.name, rule, "shard")
-    pinned = dict(zip(names, layout.params, strict=True))
     places = {place for place, _ in piece.states} | set(piece.reads)
-    assignment = solve(piece, layout.degree, places & grads, pinned)
-    if assignment is None:
-        rule = f"the ops {piece.writes} have no layout {layout.name} at tp={layout.degree}"
+    if layout.name == "replicate":
+        held = dict.fromkeys(names, Replicate())
+        return Localized(piece if layout.axis == "tp" else _alike(piece, layout, grads), held)
+    made = tuple(name for name in piece.reads if name not in prologue)
+    border = borders_of(piece, made, layout.degree).get(layout.name, WHOLE)
+    pinned = dict(zip(names, layout.params, strict=True))
+    found = solve(piece, layout.degree, places & grads, pinned, border)
+    if found is None or placements_of(piece, found) != pinned:
+        where = f"{layout.axis}={layout.degree}"
+        rule = f"the ops {piece.writes} have no layout {layout.name} at {where}"
         raise InputError("plan.stages.choices.layout", layout.name, rule, "replicate")
-    return replace(piece, module=lower(piece, assignment)), pinned
+    return Localized(
+        replace(piece, module=lower(piece, found)),
+        pinned,
+        {name: found.held(name) for name in made},
+        dict(zip(piece.writes, found.writes, strict=bool(found.writes))),
+    )
+
+
+def _alike(piece: Piece, layout: Layout, grads: set[str]) -> Piece:
+    """A piece that all ranks of a cp axis run alike, whose gradients of states are summands."""
+    summands = frozenset(place for place, _ in piece.states if place in grads)
+    return replace(piece, module=lower(piece, Assignment(layout.degree, summands=summands)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from rlplace.graph.program import Piece
+from rlplace.graph.sharding import axis as conjugate
 from rlplace.graph.sharding.axis import Axis, use_axis
+from rlplace.graph.types import Placement, Shard
+from rlplace.runtime.draws import drawing, seed_of
 
 Values = dict[str, Any]
 
@@ -23,58 +27,155 @@ class Part:
     Args:
         piece: The nodes of one group, or the prologue.
         states: Parameters, buffers and constants, in the order of `Piece.states`.
-        recompute: Run the forward again in the backward pass instead of keeping what it saves.
+        takes: Values that it reads, in the order of the piece's inputs and reads.
+        device: Where it runs.
         written: Positions of `states` that the piece writes into (running statistics).
-        drop: Values that nothing reads after this part.
-        axis: The tp axis of its collectives.
+        axis: The axis of its collectives.
+        draws: The number by which its random numbers differ from those of other parts; None where
+            it draws none.
     """
 
     piece: Piece
     states: tuple[torch.Tensor, ...]
-    recompute: bool = False
+    takes: tuple[str, ...]
+    device: torch.device
     written: tuple[int, ...] = ()
-    drop: tuple[str, ...] = ()
     axis: Axis | None = None
+    draws: int | None = None
 
-    def __call__(self, values: Values, hold: Callable[[torch.Tensor], object]) -> None:
-        """Run on the values of a micro-batch and add what the piece makes.
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Values that it makes."""
+        return self.piece.writes
+
+    def run(self, values: Values, moment: int, again: bool) -> None:
+        """Add what the piece makes.
+
+        Args:
+            values: User inputs and tensors by name; changed in place.
+            moment: Seed of the step and the samples.
+            again: Whether this is a second run, which leaves the running statistics alone.
+        """
+        states = list(self.states)
+        for position in self.written if again else ():
+            states[position] = states[position].clone()
+        with self._surroundings(moment):
+            results = self.piece.module(*states, *(values[name] for name in self.takes))
+        values.update(zip(self.gives, results, strict=True))
+
+    @contextlib.contextmanager
+    def _surroundings(self, moment: int) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if self.axis is not None:
+                stack.enter_context(use_axis(self.axis))
+            if self.draws is not None:
+                stack.enter_context(drawing(seed_of(moment, self.draws), self.device))
+            yield
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A value from one placement to another, for readers that do not take it as it is held.
+
+    Args:
+        source, target: Names of the value and of its other form.
+        held, wanted: Their placements.
+        axis: On which they are.
+    """
+
+    source: str
+    target: str
+    held: Placement
+    wanted: Placement
+    axis: Axis
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The value."""
+        return (self.source,)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Its other form."""
+        return (self.target,)
+
+    def run(self, values: Values, moment: int, again: bool) -> None:
+        """Add the other form."""
+        value = values[self.source]
+        with use_axis(self.axis):
+            if isinstance(self.held, Shard):
+                value = conjugate.gather(value, self.held.dim, self.held.blocks, self.held.run)
+            if isinstance(self.wanted, Shard):
+                own = self.wanted
+                value = conjugate.split(value, own.dim, own.blocks, own.run)
+        values[self.target] = value
+
+
+Step = Part | Conversion
+
+
+@dataclass(frozen=True)
+class Region:
+    """Steps that run one after the other, and that are redone as one where they are.
+
+    Args:
+        steps: In order.
+        takes: Values of others that they read.
+        gives: What they make and others read.
+        drop: Values that nothing reads after this region.
+        redone: Run the forward again in the backward pass instead of keeping what it saves.
+        contexts: Makes the contexts of the first and the second run, where the first keeps some.
+    """
+
+    steps: tuple[Step, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    drop: tuple[str, ...] = ()
+    redone: bool = False
+    contexts: Callable[[], tuple[Any, Any]] = noop_context_fn
+
+    def __call__(self, values: Values, hold: Callable[[torch.Tensor], object], moment: int) -> None:
+        """Run on the values of a micro-batch and add what the steps make.
 
         Args:
             values: User inputs and tensors by name; changed in place.
             hold: Called with every tensor that recompute keeps.
+            moment: Seed of the step and the samples.
         """
-        names = (*self.piece.inputs, *self.piece.reads)
-        arguments = [values[name] for name in names]
-        if self.recompute and torch.is_grad_enabled():
+        arguments = [values[name] for name in self.takes]
+        if self.redone and torch.is_grad_enabled():
             kept = [hold(value) for value in arguments if isinstance(value, torch.Tensor)]
-            results = checkpoint(self._twice(kept), *arguments, use_reentrant=False)
+            results = checkpoint(
+                self._twice(kept, moment),
+                *arguments,
+                use_reentrant=False,
+                preserve_rng_state=False,  # each part seeds its generator itself
+                context_fn=self.contexts,
+            )
         else:
-            results = self._run(self.states, arguments)
+            results = self._run(arguments, moment, again=False)
         for name in self.drop:
             values.pop(name, None)
-        values.update(zip(self.piece.writes, results, strict=True))
+        values.update(zip(self.gives, results, strict=True))
 
-    def _twice(self, kept: list[object]) -> Callable[..., Any]:
-        """The piece as a function whose second run leaves the running statistics alone."""
+    def _twice(self, kept: list[object], moment: int) -> Callable[..., Any]:
+        """The steps as a function that knows its second run."""
         runs = 0
 
         def run(*arguments: Any) -> Any:
             nonlocal runs
-            states = list(self.states)
-            if runs:
-                kept.clear()
-                for position in self.written:
-                    states[position] = states[position].clone()
             runs += 1
-            return self._run(states, arguments)
+            if runs > 1:
+                kept.clear()
+            return self._run(arguments, moment, again=runs > 1)
 
         return run
 
-    def _run(self, states: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Any:
-        if self.axis is None:
-            return self.piece.module(*states, *arguments)
-        with use_axis(self.axis):
-            return self.piece.module(*states, *arguments)
+    def _run(self, arguments: Sequence[Any], moment: int, again: bool) -> list[Any]:
+        values = dict(zip(self.takes, arguments, strict=True))
+        for step in self.steps:
+            step.run(values, moment, again)
+        return [values[name] for name in self.gives]
 
 
 class StageModule(nn.Module):
@@ -84,37 +185,45 @@ class StageModule(nn.Module):
     so that state dicts of all stages together are the state dict of the module.
 
     Args:
-        parts: The prologue first, then the groups in order.
+        regions: The prologue first, then the groups in order.
         sizes: Numbers that earlier stages work out, at this stage's batch.
-        gives: Tensors that the next stage reads or relays, or the loss.
+        gives: Tensors that the next stage reads or relays, or the loss: under which name the
+            values have them.
     """
 
     def __init__(
-        self, parts: Sequence[Part], sizes: Mapping[str, int], gives: Sequence[str]
+        self, regions: Sequence[Region], sizes: Mapping[str, int], gives: Mapping[str, str]
     ) -> None:
         super().__init__()
-        self._parts = tuple(parts)
+        self._regions = tuple(regions)
         self._sizes = dict(sizes)
-        self._gives = tuple(gives)
+        self._gives = dict(gives)
         self.hold: Callable[[torch.Tensor], object] = hold_nothing
-        for part in parts:
+        for part in self.parts:
             for (_, name), tensor in zip(part.piece.states, part.states, strict=True):
                 _attach(self, name, tensor)
 
-    def forward(self, inputs: Values, received: Values) -> Values:
+    @property
+    def parts(self) -> list[Part]:
+        """Its parts, in order."""
+        steps = (step for region in self._regions for step in region.steps)
+        return [step for step in steps if isinstance(step, Part)]
+
+    def forward(self, inputs: Values, received: Values, moment: int = 0) -> Values:
         """Run a micro-batch.
 
         Args:
             inputs: The user's tensors by placeholder, this replica's samples.
             received: What the stage before gave.
+            moment: Seed of the step and the samples (`rlplace.runtime.draws`).
 
         Returns:
             The tensors of `gives`.
         """
         values = {**self._sizes, **inputs, **received}
-        for part in self._parts:
-            part(values, self.hold)
-        return {name: values[name] for name in self._gives}
+        for region in self._regions:
+            region(values, self.hold, moment)
+        return {name: values[held] for name, held in self._gives.items()}
 
 
 def hold_nothing(tensor: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,10 +12,19 @@ from rlplace.graph.program import Piece, Program, extract, prologue_of
 from rlplace.graph.sharding.axis import Axis
 from rlplace.graph.types import OpGraph, Placement, Replicate
 from rlplace.plan.types import Plan
-from rlplace.runtime.boundary import borders, needs_gradient, numbers, stage_of
-from rlplace.runtime.local import LocalStates, localized
-from rlplace.runtime.parts import Part, StageModule
+from rlplace.runtime.boundary import (
+    borders,
+    forms,
+    layouts_of,
+    needs_gradient,
+    numbers,
+    stage_of,
+)
+from rlplace.runtime.draws import draws
+from rlplace.runtime.local import Localized, LocalStates, localized
+from rlplace.runtime.parts import Conversion, Part, StageModule, Step
 from rlplace.runtime.pieces import protected, without_integer_histograms, written_by
+from rlplace.runtime.recompute import regions
 
 
 def match(program: Program, graph: OpGraph) -> None:
@@ -54,7 +63,7 @@ def split(
         index: Which stage.
         states: Parameters, buffers and constants of this rank.
         device: Where the stage runs.
-        axis: The tp axis of its mesh, where that has more than one device.
+        axis: The tp or cp axis of its mesh, where that has more than one device.
     """
     stage = plan.stages[index]
     crossing = borders(program, stage_of(graph, plan), len(plan.stages))
@@ -65,52 +74,90 @@ def split(
         if index + 1 < len(plan.stages)
         else [program.outputs[0]]
     )
-    grads = needs_gradient(program)
-    parts = []
+    form = forms(graph, plan, crossing)[index]
+    values = HeldValues(axis, {node.name: form.get(node.name, Replicate()) for node in arriving})
+    grads, layouts = needs_gradient(program), layouts_of(graph, stage)
     for group, choice in zip(graph.groups[stage.start : stage.stop], stage.choices, strict=True):
         piece = protected(extract(program, group.ops, device=device))
         if device == "cpu":
             piece = without_integer_histograms(piece)
-        legal = graph.structure(group.index).layouts_at(stage.mesh.tp)
-        layout = next(layout for layout in legal if layout.name == choice.layout)
-        local, placements = localized(piece, layout, grads)
-        parts.append(_part(piece, local, placements, states, choice.recompute == "full", axis))
-    prologue = _prologue(program, [part.piece for part in parts], device)
+        local = localized(piece, layouts[group.index], grads, program.prologue)
+        values.add(local, part_of(piece, local, states, axis, group.index), choice.recompute)
+    last = {name: form.get(name, Replicate()) for name in gives}
+    names = {name: values.take(name, placement) for name, placement in last.items()}
+    steps = values.steps
+    prologue = _prologue(program, [step for step, _ in steps], device)
     if prologue is not None:
-        parts.insert(0, _part(prologue, prologue, {}, states))
+        steps = [(part_of(prologue, Localized(prologue, {}), states), "none"), *steps]
     sizes = {name: size(samples) for name, size in numbers(arriving).items()}
-    return StageModule(_dropping(parts, gives), sizes, gives)
+    return StageModule(regions(steps, set(names.values())), sizes, names)
 
 
-def _part(
+class HeldValues:
+    """How the values of a stage are held as its steps follow each other.
+
+    Args:
+        axis: The axis of their placements, None where it has one device.
+        held: Placements of what the stage gets; what is not known is whole.
+    """
+
+    def __init__(self, axis: Axis | None, held: Mapping[str, Placement]) -> None:
+        self.steps: list[tuple[Step, str]] = []
+        self._axis, self._held = axis, dict(held)
+        self._made: set[str] = set()
+
+    def add(self, local: Localized, part: Part, mode: str) -> None:
+        """Add a part, and before it what brings the values that it reads into their form."""
+        takes = (self.take(name, local.reads.get(name, Replicate()), mode) for name in part.takes)
+        self.steps.append((replace(part, takes=tuple(takes)), mode))
+        self._held |= local.writes
+
+    def take(self, name: str, wanted: Placement, mode: str = "none") -> str:
+        """The name under which a value has a placement."""
+        held = self._held.get(name, Replicate())
+        if held == wanted:
+            return name
+        assert self._axis is not None, f"{name} is {held} on no axis"
+        other = f"{name} as {wanted}"
+        if other not in self._made:
+            self._made.add(other)
+            self.steps.append((Conversion(name, other, held, wanted, self._axis), mode))
+        return other
+
+
+def part_of(
     piece: Piece,
-    local: Piece,
-    placements: Mapping[str, Placement],
+    local: Localized,
     states: LocalStates,
-    recompute: bool = False,
     axis: Axis | None = None,
+    group: int = 0,
 ) -> Part:
-    """What runs `local`, which is `piece` as one rank of the tp axis runs it."""
-    written = {name for node in piece.module.graph.nodes for name in written_by(node)}
+    """What runs a piece as one rank of the axis runs it.
+
+    Args:
+        piece: The whole piece.
+        local: The same as this rank runs it.
+        states: Of this rank.
+        axis: The axis.
+        group: Number of the group that it is.
+    """
+    nodes = piece.module.graph.nodes
+    written = {name for node in nodes for name in written_by(node)}
     positions = tuple(i for i, (name, _) in enumerate(piece.states) if name in written)
-    tensors = tuple(states.get(n, placements.get(n, Replicate())) for _, n in piece.states)
-    return Part(local, tensors, recompute, positions, axis=axis)
+    tensors = tuple(states.get(n, local.states.get(n, Replicate())) for _, n in piece.states)
+    return Part(
+        local.piece,
+        tensors,
+        (*piece.inputs, *piece.reads),
+        states.device,
+        positions,
+        axis,
+        group if any(draws(node) for node in nodes) else None,
+    )
 
 
-def _prologue(program: Program, pieces: Iterable[Piece], device: str) -> Piece | None:
-    """What the pieces need of masks, positions and shapes, as one piece."""
-    needed = {name for piece in pieces for name in piece.reads} & program.prologue
+def _prologue(program: Program, steps: Iterable[Step], device: str) -> Piece | None:
+    """What the steps need of masks, positions and shapes, as one piece."""
+    needed = {name for step in steps for name in step.takes} & program.prologue
     nodes = prologue_of(program, needed)
     return extract(program, nodes, sorted(needed), device) if nodes else None
-
-
-def _dropping(parts: Sequence[Part], gives: Sequence[str]) -> list[Part]:
-    """The parts, each with the values that no later one reads."""
-    later = set(gives)
-    result: list[Part] = []
-    for part in reversed(parts):
-        names = set(part.piece.inputs) | set(part.piece.reads)
-        drop = tuple(sorted(names - later))
-        result.append(replace(part, drop=drop))
-        later |= names
-    return result[::-1]

@@ -16,6 +16,7 @@ import torch
 
 from rlplace.plan.types import Action, Plan
 from rlplace.runtime.connections import Border
+from rlplace.runtime.draws import seed_of
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.memory import ActivationTracker, LiveTracker
 from rlplace.runtime.parts import StageModule, hold_nothing
@@ -45,6 +46,7 @@ class Interpreter:
         reducer: Sums the gradients of its parameters.
         optimizer: Of its parameters; None where it has none that are trained.
         recorder: Notes the events.
+        seed: Of dropout (`rlplace.runtime.draws`).
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Interpreter:
         reducer: Reducer,
         optimizer: torch.optim.Optimizer | None,
         recorder: Recorder,
+        seed: int = 0,
     ) -> None:
         self._plan, self._replica = plan, replica
         self._actions, self._stages, self._borders = tuple(actions), stages, borders
         self._batched, self._reducer, self._optimizer = batched, reducer, optimizer
-        self._recorder = recorder
+        self._recorder, self._seed = recorder, seed
+        self.steps = 0
         self._last = len(plan.stages) - 1
         self._weight = 1.0 / (plan.micro_batches * plan.stages[-1].mesh.dp)
         self._final = {stage: max(self._positions(stage)) for stage in stages}
@@ -93,6 +97,7 @@ class Interpreter:
             This replica's share of the mean loss, on ranks of the last stage.
         """
         self._loss = None
+        self.steps += 1
         self._reducer.start()
         with self._live or contextlib.nullcontext():
             self._run_actions(batch)
@@ -122,7 +127,7 @@ class Interpreter:
             received[spec.name].requires_grad_(spec.grad)
         inputs = self._samples(action, batch)
         with self._recorder.event("F", action.stage, action.micro_batch):
-            given = self._run(self._stages[action.stage], inputs, received)
+            given = self._run(action, inputs, received)
         flight = Flight(received, given)
         self._flights[action.stage, action.micro_batch] = flight
         if self._tracker is not None:
@@ -136,11 +141,10 @@ class Interpreter:
         with self._recorder.event("send", action.stage, action.micro_batch):
             self._borders[action.stage + 1].forward.send(action.micro_batch, given)
 
-    def _run(self, stage: StageModule, inputs: dict[str, Any], received: dict[str, Any]) -> Any:
-        if self._tracker is None:
-            return stage(inputs, received)
-        with self._tracker.watching():
-            return stage(inputs, received)
+    def _run(self, action: Action, inputs: dict[str, Any], received: dict[str, Any]) -> Any:
+        moment = seed_of(self._seed, self.steps, self._first_row(action))
+        with self._tracker.watching() if self._tracker else contextlib.nullcontext():
+            return self._stages[action.stage](inputs, received, moment)
 
     def _backward(self, position: int, action: Action) -> None:
         arrived = self._arrived(position, action)
@@ -185,12 +189,19 @@ class Interpreter:
         self, action: Action, batch: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """This replica's samples of a micro-batch."""
-        count = self._plan.micro_batch // self._plan.stages[action.stage].mesh.dp
-        start = action.micro_batch * self._plan.micro_batch + self._replica * count
+        start, count = self._first_row(action), self._count(action)
         return {
             name: value.narrow(0, start, count) if name in self._batched else value
             for name, value in batch.items()
         }
+
+    def _first_row(self, action: Action) -> int:
+        """Position, in the global batch, of this replica's samples of a micro-batch."""
+        return action.micro_batch * self._plan.micro_batch + self._replica * self._count(action)
+
+    def _count(self, action: Action) -> int:
+        """How many they are."""
+        return self._plan.micro_batch // self._plan.stages[action.stage].mesh.dp
 
     def _positions(self, stage: int) -> list[int]:
         found = enumerate(self._actions)

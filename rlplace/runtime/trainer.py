@@ -141,9 +141,10 @@ def run(
     try:
         model, flow, make = world.together(prepare)
         try:
-            assembly = assemble(world, plan, model, make, options.overlap, options.bucket_bytes)
+            assembly = assemble(
+                world, plan, model, make, options.overlap, options.bucket_bytes, options.seed
+            )
             del model  # the ranks' own parts are all that is left of it
-            torch.manual_seed(options.seed + assembly.seed)
             return _train(world, plan, assembly, flow, options, on_step)
         except Exception as error:
             raise world.fail(error) from error
@@ -170,10 +171,7 @@ def _train(
         if index == 1 and world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(world.device)
         loss = _timed_step(world, plan, assembly, next(flow), notes)
-        if (
-            loss is not None
-            and world.rank in plan.stages[-1].mesh.devices[:: plan.stages[-1].mesh.tp]
-        ):
+        if loss is not None and world.rank in plan.stages[-1].mesh.firsts:
             notes.losses.append(float(loss))
         if on_step is not None:
             on_step(index, notes.ends[-1] - notes.starts[-1])

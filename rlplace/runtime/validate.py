@@ -13,6 +13,7 @@ from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
 from rlplace.plan.schedules import RUN_SCHEDULES
 from rlplace.plan.types import RUN_RECOMPUTE_MODES, RUN_ZERO_LEVELS, Instance, Plan
+from rlplace.runtime.boundary import layouts_of
 from rlplace.runtime.split import match
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -41,6 +42,8 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
     check(instance, replace(plan, cluster=instance.cluster.fingerprint))
     match(program, graph)
     _check_supported(plan)
+    for stage in plan.stages:
+        layouts_of(graph, stage)  # refuses a cp degree at which neighbours do not fit
     _check_loss(program)
 
 
@@ -49,8 +52,8 @@ def _check_supported(plan: Plan) -> None:
         rule = f"the runtime executes the schedules {', '.join(RUN_SCHEDULES)}"
         raise InputError("plan.schedule", plan.schedule, rule, "1f1b")
     for index, stage in enumerate(plan.stages):
-        if stage.mesh.cp > 1:
-            rule = "the runtime executes no context parallelism"
+        if stage.mesh.cp > 1 and stage.mesh.tp > 1:
+            rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"
             raise InputError(f"plan.stages[{index}].mesh.cp", stage.mesh.cp, rule, 1)
         levels = {choice.zero for choice in stage.choices}
         if stage.mesh.dp_shard > 1 and not levels <= set(RUN_ZERO_LEVELS):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlplace.graph.library import Argument, build, spec
+from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
 from rlplace.plan.uniform import make_plan
@@ -29,7 +30,11 @@ LAYERS = {"layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 96, "seq_le
 MODELS: dict[str, tuple[str, dict[str, Argument]]] = {
     "gpt": ("gpt", {**LAYERS}),
     "gpt-untied": ("gpt", {**LAYERS, "tie_embeddings": False}),
+    "gpt-dropout": ("gpt", {**LAYERS, "tie_embeddings": False, "dropout": 0.1}),
     "llama": ("llama", {**LAYERS, "kv_heads": 2}),
+    "llama-wide": ("llama", {**LAYERS, "heads": 8, "kv_heads": 4}),
+    "bert": ("bert", {**LAYERS}),
+    "mixtral": ("mixtral", {**LAYERS, "layers": 1, "kv_heads": 4, "seq_len": 8}),
     "resnet": ("resnet", {"depths": "1,1", "widths": "16,32", "stem": 8, "image": 32}),
     "t5": ("t5", {**LAYERS, "head_dim": 8}),
     "unet": ("unet-tiny", {}),
@@ -37,6 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Argument]]] = {
     "whisper": ("whisper-tiny", {}),
     "gcn": ("gcn-tiny", {}),
 }
+#: Their casts to float32 leave gradients that AdamW would divide by hardly more than rounding.
+STEPPED_BY_SGD = ("llama-wide", "mixtral")
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,9 @@ class Case:
     Args:
         model: Key of `MODELS`.
         meshes: (dp, tp) of each stage, on devices in order.
+        cp: Size of the cp axis of each, one where not given.
+        layout: Of all groups that have one of this name; with ``sequence`` or ``expert-sequence``
+            sequences are cut between all groups.
         micro_batches, schedule, recompute: As in the plan.
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
         zero: ZeRO level.
@@ -66,10 +76,18 @@ class Case:
     rounds: int = 1
     options: tuple[tuple[str, int], ...] = ()
     exact: bool = False
+    cp: tuple[int, ...] = ()
+    layout: str = ""
 
     @property
     def ranks(self) -> int:
-        return sum(dp * tp for dp, tp in self.meshes)
+        return sum(dp * tp * cp for dp, tp, cp in self.degrees)
+
+    @property
+    def degrees(self) -> list[tuple[int, int, int]]:
+        """(dp, tp, cp) of each mesh."""
+        sizes = self.cp or (1,) * len(self.meshes)
+        return [(dp, tp, cp) for (dp, tp), cp in zip(self.meshes, sizes, strict=True)]
 
     @property
     def start(self) -> int:
@@ -81,26 +99,45 @@ class Case:
         shares = self.cuts or tuple(index / count for index in range(1, count))
         bounds = [0, *(round(share * len(graph.groups)) for share in shares), len(graph.groups)]
         meshes, device = [], 0
-        for dp, tp in self.meshes:
+        for dp, tp, cp in self.degrees:
             shard = min(dp, self.shard)
-            devices = tuple(range(device, device + dp * tp))
-            meshes.append(Mesh(devices, dp // shard, shard, tp=tp))
-            device += dp * tp
+            devices = tuple(range(device, device + dp * tp * cp))
+            meshes.append(Mesh(devices, dp // shard, shard, cp, tp))
+            device += dp * tp * cp
         stages = []
         for index in range(count):
             mesh = meshes[index % len(meshes)]
             groups = range(bounds[index], bounds[index + 1])
-            layouts = [graph.structure(group).layouts_at(mesh.tp)[-1].name for group in groups]
-            choices = tuple(GroupChoice(name, self.zero, self.recompute) for name in layouts)
+            layouts = [self._layout(graph, group, mesh.tp) for group in groups]
+            modes = [self._mode(group - groups.start) for group in groups]
+            choices = tuple(
+                GroupChoice(name, self.zero, mode)
+                for name, mode in zip(layouts, modes, strict=True)
+            )
             stages.append(Stage(groups.start, groups.stop, mesh, choices))
         instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
         return make_plan(instance, tuple(stages), self.micro_batches, self.schedule)
+
+    def _layout(self, graph: OpGraph, group: int, tp: int) -> str:
+        known = graph.structure(group).layouts_with("tp", tp)
+        if self.layout in [layout.name for layout in known]:
+            return self.layout
+        if self.layout.endswith("sequence"):
+            return sequence_layouts(graph, tp)[group].name
+        return graph.structure(group).layouts_at(tp)[-1].name
+
+    def _mode(self, place: int) -> Recompute:
+        """Of two groups each, the second is redone with the first."""
+        if self.recompute != "joined":
+            return self.recompute
+        return "joined" if place % 2 else "full"
 
     def job(self) -> Job:
         name, args = MODELS[self.model]
         options = Options(steps=STEPS, warmup=0, collect=True, dtype="float64")
         options = replace(options, **dict(self.options))  # type: ignore[arg-type]
-        return Job(self.plan(), graph_of(self.model), name, args, options)
+        optimizer = "sgd" if self.model in STEPPED_BY_SGD else None
+        return Job(self.plan(), graph_of(self.model), name, args, options, optimizer)
 
 
 CASES = {
@@ -156,8 +193,46 @@ CASES = {
     "zero1, two replicas of the shards": Case("llama", ((4, 1),), 1, zero=1, shard=2),
     "interleaved": Case("gpt-untied", ((1, 1), (1, 1)), 4, rounds=2, exact=True),
     "interleaved, tied, gpipe": Case("gpt", ((1, 1), (1, 1)), 4, "gpipe", rounds=2),
+    "tp2 sequence gpt": Case("gpt", ((1, 2),), 2, layout="sequence"),
+    "tp2 sequence llama": Case("llama", ((1, 2),), 2, layout="sequence"),
+    "tp2 sequence bert": Case("bert", ((1, 2),), 2, layout="sequence"),
+    "tp2 sequence t5": Case("t5", ((1, 2),), 2, layout="sequence"),
+    "tp2 sequence mixtral": Case("mixtral", ((1, 2),), 2, layout="sequence"),
+    "tp2 sequence recompute": Case("llama", ((1, 2),), 2, recompute="full", layout="sequence"),
+    "tp2 sequence joined": Case("llama", ((1, 2),), 2, recompute="joined", layout="sequence"),
+    "tp2 expert": Case("mixtral", ((1, 2),), 2, layout="expert"),
+    "tp2 expert-sequence": Case("mixtral", ((1, 2),), 2, layout="expert-sequence"),
+    "tp2 shard-through": Case("t5", ((1, 2),), 2, layout="shard-through"),
+    "tp4 sequence gpt": Case("gpt", ((1, 4),), layout="sequence"),
+    "tp4 sequence llama": Case("llama-wide", ((1, 4),), layout="sequence"),
+    "tp4 sequence bert": Case("bert", ((1, 4),), layout="sequence"),
+    "tp4 sequence t5": Case("t5", ((1, 4),), layout="sequence"),
+    "tp4 expert-sequence": Case("mixtral", ((1, 4),), layout="expert-sequence"),
+    "tp2 sequence x dp2": Case("llama", ((2, 2),), layout="sequence"),
+    "cp2 gpt": Case("gpt", ((1, 1),), 2, cp=(2,)),
+    "cp2 llama": Case("llama", ((1, 1),), 2, cp=(2,)),
+    "cp2 bert": Case("bert", ((1, 1),), 2, cp=(2,)),
+    "cp2 unet, which cuts few groups": Case("unet", ((1, 1),), cp=(2,)),
+    "cp2 recompute": Case("llama", ((1, 1),), 2, recompute="full", cp=(2,)),
+    "cp2 x dp2": Case("llama", ((2, 1),), 2, cp=(2,)),
+    "cp4": Case("gpt", ((1, 1),), cp=(4,)),
+    "joined": Case("resnet", ((1, 1),), 2, recompute="joined", exact=True),
     "interleaved t5, three rounds": Case("t5", ((1, 1), (1, 1)), 2, rounds=3),
     "dp4": Case("gpt", ((4, 1),), 2, recompute="full"),
+}
+
+#: With dropout: all of them draw the masks of the first.
+DROPOUT = {
+    "dropout": Case("gpt-dropout", ((1, 1),), 4),
+    "dropout recompute": Case("gpt-dropout", ((1, 1),), 4, recompute="full"),
+    "dropout joined": Case("gpt-dropout", ((1, 1),), 4, recompute="joined"),
+    "dropout dp2": Case("gpt-dropout", ((2, 1),), 2),
+    "dropout pp2": Case("gpt-dropout", ((1, 1), (1, 1)), 4),
+    "dropout pp2 gpipe, recompute": Case(
+        "gpt-dropout", ((1, 1), (1, 1)), 4, "gpipe", recompute="full"
+    ),
+    "dropout interleaved": Case("gpt-dropout", ((1, 1), (1, 1)), 4, rounds=2),
+    "dropout pp4": Case("gpt-dropout", ((1, 1),) * 4, 4, recompute="full"),
 }
 
 
@@ -170,9 +245,9 @@ def graph_of(model: str) -> OpGraph:
 @functools.cache
 def measured(ranks: int) -> dict[str, Measurement]:
     """All cases that need so many ranks, in one launch."""
-    names = [name for name, case in CASES.items() if case.start == ranks]
-    results = launch_many([CASES[name].job() for name in names], timeout=30, limit=250)
-    return dict(zip(names, results, strict=True))
+    cases = {n: case for n, case in {**CASES, **DROPOUT}.items() if case.start == ranks}
+    results = launch_many([case.job() for case in cases.values()], timeout=30, limit=250)
+    return dict(zip(cases, results, strict=True))
 
 
 @functools.cache
@@ -185,7 +260,8 @@ def expected(model: str, chunks: int) -> tuple[list[float], dict[str, torch.Tens
     wanted = spec(name, **args)  # type: ignore[arg-type]
     torch.manual_seed(0)
     module = wanted.make().train().to(torch.float64)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    kind = torch.optim.SGD if model in STEPPED_BY_SGD else torch.optim.AdamW
+    optimizer = kind(module.parameters(), lr=1e-3, fused=True)
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -228,3 +304,16 @@ def test_equals_one_process(name: str) -> None:
         assert error <= TOLERANCE * max(float(wanted.abs().max()), 1e-3 * largest), key
     frozen = case.model == "whisper"  # the positions of its encoder
     assert checked >= 2 * sum(key.startswith("weight/") for key in tensors) - frozen
+
+
+@pytest.mark.parametrize("name", DROPOUT)
+def test_dropout_draws_the_masks_of_one_process(name: str) -> None:
+    case, wanted = DROPOUT[name], measured(2)["dropout"]
+    found = measured(case.start)[name]
+    assert wanted.losses[0] != wanted.losses[1]
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-12)
+    for key, tensor in wanted.tensors.items():
+        if case.meshes[0][0] == 1:
+            assert torch.equal(found.tensors[key], tensor), key
+        elif key.startswith("gradient/"):
+            torch.testing.assert_close(found.tensors[key], tensor)

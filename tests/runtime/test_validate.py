@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from rlplace.errors import InputError
 from rlplace.graph.capture import capture
+from rlplace.graph.library import build, spec
 from rlplace.graph.program import Program, export_program
-from rlplace.graph.types import Layout, OpGraph, Structure
+from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import uniform_plan
 from rlplace.runtime.validate import stand_in_cluster, validate
@@ -89,16 +90,14 @@ def test_zero_levels_that_are_not_executed_are_refused() -> None:
         validate(plan(dp_shard=2, zero=3), graph, program, 2)
 
 
-def test_context_parallelism_is_not_executed() -> None:
-    program, graph = exported()
-    cut = replace(graph, structures=tuple(_cut_at_two(own) for own in graph.structures))
-    instance = Instance(cut, stand_in_cluster(2), 4, precision="fp32")
-    with pytest.raises(InputError, match="no context parallelism"):
-        validate(uniform_plan(instance, cp=2), cut, program, 2)
-
-
-def _cut_at_two(structure: Structure) -> Structure:
-    return replace(structure, bordered=(Layout("context", 2, structure.work, axis="cp"),))
+def test_context_beside_tensor_parallelism_is_not_executed() -> None:
+    args = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocab": 32, "seq_len": 4}
+    graph, wanted = build("gpt", **args), spec("gpt", **args)  # type: ignore[arg-type]
+    program = export_program(wanted.make(), (), wanted.example(2))
+    instance = Instance(graph, stand_in_cluster(4), 4, precision="fp32")
+    with pytest.raises(InputError, match=r"mesh\.cp.*no context parallelism beside tp=2"):
+        validate(uniform_plan(instance, cp=2, tp=2), graph, program, 4)
+    validate(uniform_plan(instance, cp=2), graph, program, 4)
 
 
 def test_recompute_of_the_core_attention_is_not_executed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,20 +13,24 @@ from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Placement
 from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import Mesh, Plan
+from rlplace.runtime.buckets import Replicas
 from rlplace.runtime.connections import connections
 from rlplace.runtime.fragments import Fragment, Held, fragments, make_states
 from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.model import Model, batched_inputs
 from rlplace.runtime.parts import StageModule
-from rlplace.runtime.reduce import Reducer, Replicas, Tied, Trained
+from rlplace.runtime.reduce import Reducer
 from rlplace.runtime.shard import GroupAxis
 from rlplace.runtime.split import split
 from rlplace.runtime.step import Interpreter
+from rlplace.runtime.ties import Tied
+from rlplace.runtime.trained import Ranked, Settings, trained
 from rlplace.runtime.transfer import Channel
 from rlplace.runtime.world import World
 
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+#: From parameters, or groups of them with settings of their own, to an optimizer.
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Assembly:
         axis: Its tp or cp axis, if it has one.
         placements: How its states are held on that axis.
         shapes: Whole shapes of its states.
+        tp: Its coordinate on the tp axis, and the size of that.
     """
 
     recorder: Recorder
@@ -57,6 +61,7 @@ class Assembly:
     axis: CountedAxis | None = None
     placements: dict[str, Placement] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tp: tuple[int, int] = (0, 1)
 
     def params(self) -> dict[str, nn.Parameter]:
         """Parameters of this rank by fully qualified name."""
@@ -80,9 +85,8 @@ class Assembly:
             return []
         if every_state and self.optimizer is not None:
             make_states(self.optimizer)
-        rank, size = (self.axis.rank, self.axis.size) if self.axis is not None else (0, 1)
         held = {
-            id(param): Held(name, self.shapes[name], self.placements[name], rank, size)
+            id(param): Held(name, self.shapes[name], self.placements[name], *self.tp)
             for name, param in self.params().items()
         }
         return fragments(self.reducer.runs, held, self.optimizer)
@@ -96,6 +100,7 @@ def assemble(
     overlap: bool,
     bucket_bytes: int,
     seed: int = 0,
+    settings: Settings | None = None,
 ) -> Assembly:
     """Make this rank's part of a plan that was found valid. Every rank calls this.
 
@@ -107,8 +112,11 @@ def assemble(
         overlap: Reduce gradients while backward runs.
         bucket_bytes: Gradients that are reduced together.
         seed: Of dropout.
+        settings: From a name and a parameter to the optimizer's settings for it; the optimizer is
+            then made from parameter groups.
     """
     groups = _groups(world, plan)
+    everyone = world.group(plan.devices, "norm") if len(plan.devices) > 1 else None
     tied = {name: world.group(ranks) for name, ranks in shared_params(plan, model)}
     assembly = Assembly(Recorder(world.rank, world.device))
     mesh = next((mesh for mesh in lanes(plan) if world.rank in mesh.devices), None)
@@ -124,15 +132,27 @@ def assemble(
     borders = connections(world, plan, model)
     assembly.channels = [c for b in borders.values() for c in (b.forward, b.backward)]
     params = assembly.params()
+    assembly.tp = (mesh.devices.index(world.rank) % mesh.tp, mesh.tp)
+    place = Ranked(
+        mesh,
+        assembly.tp[0],
+        frozenset(n for n, ranks in shared_params(plan, model) if min(ranks) not in mesh.devices),
+    )
     assembly.reducer = Reducer(
-        _trained(assembly.stages, params, zero_levels(plan, model, mesh)),
+        trained(assembly.stages, plan, model, place, states.placements, settings),
         replicas,
-        [_tie(params[n], n, tied[n], states, assembly.axis) for n in tied if n in params],
+        [_tie(params[n], n, tied[n], states, place) for n in tied if n in params],
+        steps={index: len(stage.states_of_steps) for index, stage in assembly.stages.items()},
+        precision=plan.precision,
         overlap=overlap,
         bucket_bytes=bucket_bytes,
+        everyone=everyone,
     )
-    trained = assembly.reducer.trained
-    assembly.optimizer = make_optimizer(trained) if trained else None
+    for index, stage in assembly.stages.items():
+        stage.lender = assembly.reducer.lenders[index]
+    if assembly.reducer.trained:
+        own = assembly.reducer
+        assembly.optimizer = make_optimizer(own.param_groups if settings else own.trained)
     assembly.interpreter = Interpreter(
         plan,
         assembly.replica,
@@ -186,37 +206,29 @@ def shared_params(plan: Plan, model: Model) -> list[tuple[str, tuple[int, ...]]]
     ]
 
 
-def zero_levels(plan: Plan, model: Model, mesh: Mesh) -> dict[str, int]:
-    """ZeRO level of each parameter on a mesh; the lowest, where groups differ."""
-    levels: dict[str, int] = {}
-    for stage in plan.stages:
-        groups = model.graph.groups[stage.start : stage.stop] if stage.mesh == mesh else ()
-        for group, choice in zip(groups, stage.choices, strict=False):
-            for name in group.params:
-                levels[name] = min(choice.zero, levels.get(name, choice.zero))
-    return levels
-
-
 def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any]]:
     """The dp groups and the tp or cp group of each rank; all ranks make all, in one order."""
     found: dict[int, tuple[Replicas, Any]] = {}
     for mesh in lanes(plan):
         every = _members(world, mesh.dp_groups())
         axes = _members(world, mesh.cp_groups() if mesh.cp > 1 else mesh.tp_groups())
-        runs = [members for dp in mesh.dp_groups() for members in _runs(dp, mesh.dp_shard)]
+        runs = [members for dp in mesh.dp_groups() for members in _runs(dp, mesh.shards)]
         shards = _members(world, runs)
-        columns = [dp[i :: mesh.dp_shard] for dp in mesh.dp_groups() for i in range(mesh.dp_shard)]
+        columns = [dp[i :: mesh.shards] for dp in mesh.dp_groups() for i in range(mesh.shards)]
         replicate = _members(world, columns)
+        level = max(c.zero for stage in plan.stages if stage.mesh == mesh for c in stage.choices)
+        gathers = _members(world, runs, "gather") if level == 3 else {}
+        scatters = _members(world, runs, "scatter") if level >= 2 else {}
         for rank in mesh.devices:
-            replicas = Replicas(every.get(rank), shards.get(rank), replicate.get(rank))
-            found[rank] = (replicas, axes.get(rank))
+            kinds = (every, shards, replicate, gathers, scatters)
+            found[rank] = (Replicas(*(kind.get(rank) for kind in kinds)), axes.get(rank))
     world.direction(backward=True)
     return found
 
 
-def _members(world: World, runs: Iterable[tuple[int, ...]]) -> dict[int, Any]:
+def _members(world: World, runs: Iterable[tuple[int, ...]], purpose: str = "") -> dict[int, Any]:
     """The process group of each rank, for runs of more than one."""
-    return {rank: world.group(run) for run in runs if len(run) > 1 for rank in run}
+    return {rank: world.group(run, purpose) for run in runs if len(run) > 1 for rank in run}
 
 
 def _runs(ranks: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
@@ -237,21 +249,6 @@ def _stages(
     return {i: split(model.program, model.graph, plan, i, states, device, axis) for i in own}
 
 
-def _trained(
-    stages: dict[int, StageModule], params: dict[str, nn.Parameter], levels: dict[str, int]
-) -> list[Trained]:
-    """Trained parameters, last used first."""
-    uses: Counter[str] = Counter()
-    for index in sorted(stages, reverse=True):
-        names = [name for name, param in stages[index].named_parameters() if param.requires_grad]
-        uses.update(reversed(names))
-    return [Trained(params[name], count, levels[name]) for name, count in uses.items()]
-
-
-def _tie(
-    param: nn.Parameter, name: str, group: Any, states: LocalStates, axis: CountedAxis | None
-) -> Tied:
-    placement = states.placements[name]
-    if axis is None:
-        return Tied(param, group, states.shape(name), placement)
-    return Tied(param, group, states.shape(name), placement, axis.rank, axis.size)
+def _tie(param: nn.Parameter, name: str, group: Any, states: LocalStates, place: Ranked) -> Tied:
+    shape, placement = states.shape(name), states.placements[name]
+    return Tied(param, group, shape, placement, place.tp_rank, place.mesh.tp)

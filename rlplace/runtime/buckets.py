@@ -1,7 +1,4 @@
-"""Parameters of one dtype whose gradients share a flat buffer and are summed together.
-
-Gradients are views of the buffer, so a collective needs no copy.
-"""
+"""Parameters whose gradients share a flat buffer and are summed together, by ZeRO level."""
 
 from __future__ import annotations
 
@@ -14,78 +11,124 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlplace.runtime.flat import FlatLayout, LentWeights, WholeWeights, size_of
+from rlplace.runtime.stepped import Stepped
+
 
 @dataclass(frozen=True)
-class Run:
-    """Elements of a parameter inside a tensor that the optimizer of this rank steps.
+class Replicas:
+    """The process groups of one rank's replicas.
 
     Args:
-        param: The parameter, or this rank's shard of it on the tp axis.
-        start, stop: Which of its elements, flattened.
-        stepped: What the optimizer steps.
-        offset: Where the run begins in `stepped`, flattened.
+        every: All replicas, None where there is one.
+        shards: Those over which ZeRO shards states (dp_shard and cp), None where it has one device.
+        replicate: The dp_replicate axis, None where it has one device.
+        gathers, scatters: The ranks of `shards` once more, for what goes on during a step; needed
+            from ZeRO-2 on.
     """
 
-    param: nn.Parameter
-    start: int
-    stop: int
-    stepped: nn.Parameter
-    offset: int = 0
+    every: Any = None
+    shards: Any = None
+    replicate: Any = None
+    gathers: Any = None
+    scatters: Any = None
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """The run's part of a tensor as large as `stepped`, as a flat view."""
-        return tensor.view(-1)[self.offset : self.offset + self.stop - self.start]
+
+@dataclass(frozen=True)
+class Holding:
+    """How the states of a bucket are held.
+
+    Args:
+        gradient: Dtype in which gradients are summed; None for that of the weights.
+        master: Dtype of the copy that the optimizer steps, if there is one.
+        host: Whether the optimizer's states are in the memory of the host.
+    """
+
+    gradient: torch.dtype | None = None
+    master: torch.dtype | None = None
+    host: bool = False
 
 
 class Bucket:
     """A bucket whose replicas all hold everything (ZeRO-0, as in DDP).
 
+    Gradients of the dtype in which they are summed are views of the buffer, so that neither a sum
+    nor a collective needs a copy.
+
     Args:
         params: The parameters, in the order in which backward completes their gradients.
-        uses: How many of the rank's stages use each of them.
         group: Process group of the replicas, None where there is one.
-        multiple: The buffer is padded to a multiple of so many elements.
+        holding: How the states are held.
+        parts: The buffer is padded so that it can be cut into so many equal parts.
     """
 
     def __init__(
-        self, params: Sequence[nn.Parameter], uses: Sequence[int], group: Any, multiple: int = 1
+        self,
+        params: Sequence[nn.Parameter],
+        group: Any,
+        holding: Holding = Holding(),
+        parts: int = 1,
     ) -> None:
-        self.params = tuple(params)
-        self.uses = dict(zip(map(id, params), uses, strict=True))
-        self.missing = 0
-        self.traffic: Counter[str] = Counter()
+        self.params, self.traffic = tuple(params), Counter[str]()
+        self.layout = FlatLayout(params, parts)
         self._group, self._work = group, None
-        size = sum(param.numel() for param in params)
-        size += -size % multiple
-        self.flat = torch.zeros(size, dtype=params[0].dtype, device=params[0].device)
-        for param, view in zip(self.params, self._views(self.flat), strict=True):
-            param.grad = view
+        dtype = holding.gradient or params[0].dtype
+        self.flat = torch.zeros(self.layout.size, dtype=dtype, device=params[0].device)
+        self._views = dict(zip(map(id, params), self.layout.views(self.flat), strict=True))
+        self._direct = dtype == params[0].dtype
+        self._attach()
+        self.stepped = self._make_stepped(holding)
 
     @property
-    def trained(self) -> tuple[nn.Parameter, ...]:
-        """What the optimizer of this rank steps."""
-        return self.params
+    def unique(self) -> Any:
+        """The group whose ranks hold the same sums; of each such group one rank counts."""
+        return self._group
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of gradients that this rank holds."""
-        return _bytes(self.flat)
+        return size_of(self.flat)
 
     @property
-    def runs(self) -> list[Run]:
-        """What `trained` is made of."""
-        return [Run(param, 0, param.numel(), param) for param in self.params]
+    def weight_bytes(self) -> int:
+        """Bytes of weights that the parameters are not views of."""
+        return 0
+
+    @property
+    def weight_traffic(self) -> Counter[str]:
+        """Bytes given to collectives of weights so far."""
+        return Counter()
+
+    @property
+    def summands(self) -> tuple[Tensor, int]:
+        """What this rank has of the gradients before it is launched, and where that begins."""
+        return self.flat, 0
+
+    @property
+    def sums(self) -> tuple[Tensor, int]:
+        """Where this rank wants the sums, and where they begin."""
+        return self.flat, 0
 
     def start(self) -> None:
         """Zero the gradients for a new step."""
         self.flat.zero_()
-        self.missing = sum(self.uses.values())
+        self._attach()
+
+    def take(self, param: Tensor) -> None:
+        """A gradient has been made."""
+        if not self._direct and param.grad is not None:
+            self._views[id(param)].add_(param.grad)
+            param.grad = None
+
+    def add(self, param: Tensor, gradient: Tensor) -> None:
+        """Add a gradient that autograd has not accumulated."""
+        self._views[id(param)].add_(gradient)
 
     def launch(self) -> None:
         """Start to sum the gradients of all replicas."""
         if self._group is not None:
             self._work = dist.all_reduce(self.flat, group=self._group, async_op=True)
-            self.traffic["all_reduce"] += _bytes(self.flat)
+            self.traffic["all_reduce"] += size_of(self.flat)
 
     def settle(self) -> None:
         """Wait for the sum."""
@@ -94,93 +137,232 @@ class Bucket:
             self._work = None
 
     def publish(self) -> None:
-        """Give the other replicas what the optimizer made; here each has stepped everything."""
+        """After the step: bring the weights up to date; here each rank has stepped everything."""
+        self.stepped.give_weights()
 
     def complete(self) -> None:
-        """Make the gradients of all parameters whole on every rank; here they are."""
+        """Make weights and gradients of all parameters whole on every rank, to be looked at."""
+        for param in self.params:
+            param.grad = self._views[id(param)].to(param.dtype)
 
-    def _views(self, flat: Tensor) -> list[Tensor]:
-        """The part of a flat buffer of each parameter, in its shape."""
-        sizes = [param.numel() for param in self.params]
-        parts = torch.split(flat[: sum(sizes)], sizes)
-        return [part.view_as(param) for part, param in zip(parts, self.params, strict=True)]
+    def _attach(self) -> None:
+        for param in self.params:
+            param.grad = self._views[id(param)] if self._direct else None
+
+    def _make_stepped(self, holding: Holding) -> Stepped:
+        spans = [FlatLayout([param]).spans(0, param.numel()) for param in self.params]
+        gradients = [self._views[id(param)] for param in self.params]
+        return Stepped(self.params, gradients, spans, holding.master, holding.host)
 
 
 class ShardedBucket(Bucket):
-    """A bucket whose optimizer states are cut over the dp_shard axis (ZeRO-1, arXiv 1910.02054).
+    """A bucket whose optimizer states are cut over the shards (ZeRO-1, arXiv 1910.02054).
 
-    The weights too lie in one flat buffer. Each rank gets the sum of its run of the gradients
-    (reduce-scatter), steps that run alone, and all gather the weights. The optimizer must work
-    element by element, as those with a name do.
+    Each rank gets the sum of its run of the gradients (reduce-scatter), steps that run alone, and
+    all gather the weights. The optimizer must work element by element.
 
     Args:
         params: The parameters, in the order in which backward completes their gradients.
-        uses: How many of the rank's stages use each of them.
-        shards: Process group of the dp_shard axis.
-        replicas: Process group of the dp_replicate axis, None where that has one device.
+        groups: The replicas.
+        holding: How the states are held.
     """
 
     def __init__(
-        self, params: Sequence[nn.Parameter], uses: Sequence[int], shards: Any, replicas: Any
+        self, params: Sequence[nn.Parameter], groups: Replicas, holding: Holding = Holding()
     ) -> None:
-        super().__init__(params, uses, shards, dist.get_world_size(shards))
-        self._replicas = replicas
-        self.weights = torch.zeros_like(self.flat)
-        for param, view in zip(self.params, self._views(self.weights), strict=True):
-            view.copy_(param.detach())
-            param.data = view
-        self._rank = dist.get_rank(shards)
-        self.own = nn.Parameter(self.weights.chunk(dist.get_world_size(shards))[self._rank])
-        self._summed = torch.zeros_like(self.own)
-        self.own.grad = self._summed
+        self._weights = WholeWeights(params, groups.shards)
+        self._replicate = groups.replicate
+        super().__init__(params, groups.shards, holding, self._weights.parts)
+        self._summed = self.stepped.gradients[0]
 
     @property
-    def trained(self) -> tuple[nn.Parameter, ...]:
-        """This rank's run of the weights."""
-        return (self.own,)
-
-    @property
-    def runs(self) -> list[Run]:
-        """What this rank's run of the weights is made of."""
-        size, first = self.own.numel(), self._rank * self.own.numel()
-        found, begin = [], -first
-        for param in self.params:
-            end = begin + param.numel()
-            low, high = max(begin, 0), min(end, size)
-            if low < high:
-                found.append(Run(param, low - begin, high - begin, self.own, low))
-            begin = end
-        return found
+    def unique(self) -> Any:
+        """The ranks that hold the same sums."""
+        return self._replicate
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of gradients that this rank holds: its own sums, and the run it sums from."""
-        return _bytes(self.flat) + _bytes(self._summed)
+        return size_of(self.flat) + size_of(self._summed)
+
+    @property
+    def sums(self) -> tuple[Tensor, int]:
+        """This rank's run."""
+        return self._summed, self._weights.rank * self._summed.numel()
+
+    @property
+    def weight_traffic(self) -> Counter[str]:
+        """Bytes given to collectives of weights so far."""
+        return self._weights.traffic
 
     def launch(self) -> None:
         """Start to sum the gradients of all shards."""
         self._work = dist.reduce_scatter_single(
             self._summed, self.flat, group=self._group, async_op=True
         )
-        self.traffic["reduce_scatter"] += _bytes(self.flat)
+        self.traffic["reduce_scatter"] += size_of(self.flat)
 
     def settle(self) -> None:
         """Wait for the sum, then sum over the replicas of the shards."""
+        if self._work is None:
+            return
         super().settle()
-        if self._replicas is not None:
-            dist.all_reduce(self._summed, group=self._replicas)
-            self.traffic["all_reduce"] += _bytes(self._summed)
+        _sum_over(self._replicate, self._summed, self.traffic)
 
     def publish(self) -> None:
         """Gather the weights that the other ranks stepped."""
-        own = self.own.detach().clone()
-        dist.all_gather_single(self.weights, own, group=self._group)
-        self.traffic["all_gather"] += _bytes(own)
+        super().publish()
+        self._weights.publish()
 
     def complete(self) -> None:
         """Gather the gradients, so that they can be looked at."""
         dist.all_gather_single(self.flat, self._summed, group=self._group)
+        super().complete()
+
+    def _make_stepped(self, holding: Holding) -> Stepped:
+        own = self._weights.own
+        summed = torch.zeros(own.numel(), dtype=self.flat.dtype, device=self.flat.device)
+        spans = [self._weights.spans]
+        return Stepped([own], [summed], spans, holding.master, holding.host)
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+class ScatteredBucket:
+    """A bucket whose gradients are cut over the shards after every backward (ZeRO-2, 3).
+
+    The gradients of one backward are whole for as long as it takes to add them up and to scatter
+    them. At ZeRO-3 the weights are lent too.
+
+    Args:
+        weights: The weights, whole or lent.
+        groups: The replicas.
+        holding: How the states are held.
+    """
+
+    def __init__(
+        self,
+        weights: WholeWeights | LentWeights,
+        groups: Replicas,
+        holding: Holding = Holding(),
+    ) -> None:
+        self.weights, self._groups = weights, groups
+        self.params, self.traffic = weights.layout.params, Counter[str]()
+        own = weights.own
+        self._summed = torch.zeros(
+            own.numel(), dtype=holding.gradient or own.dtype, device=own.device
+        )
+        self.stepped = Stepped([own], [self._summed], [weights.spans], holding.master, holding.host)
+        self._whole: Tensor | None = None
+        self._views: dict[int, Tensor] = {}
+        self._work: Any = None
+        self._got: Tensor | None = None
+
+    @property
+    def unique(self) -> Any:
+        """The ranks that hold the same sums."""
+        return self._groups.replicate
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients that this rank holds between backwards."""
+        return size_of(self._summed)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that the parameters are not views of."""
+        return self.weights.extra_bytes
+
+    @property
+    def weight_traffic(self) -> Counter[str]:
+        """Bytes given to collectives of weights so far."""
+        return self.weights.traffic
+
+    @property
+    def summands(self) -> tuple[Tensor, int]:
+        """This rank's run, summed over the shards."""
+        return self.sums
+
+    @property
+    def sums(self) -> tuple[Tensor, int]:
+        """This rank's run."""
+        return self._summed, self.weights.rank * self._summed.numel()
+
+    def start(self) -> None:
+        """Zero the gradients for a new step."""
+        self._summed.zero_()
+        for param in self.params:
+            param.grad = None
+        if isinstance(self.weights, LentWeights):
+            self.weights.release()
+
+    def take(self, param: Tensor) -> None:
+        """A gradient has been made."""
+        if param.grad is not None:
+            self.add(param, param.grad)
+            param.grad = None
+
+    def add(self, param: Tensor, gradient: Tensor) -> None:
+        """Add a gradient to those that the next scatter takes."""
+        self._gradients()
+        self._views[id(param)].add_(gradient)
+
+    def scatter(self) -> None:
+        """Start to sum over the shards what has been added; zeros, where nothing has."""
+        whole = self._gradients()
+        self._got = torch.empty_like(self._summed)
+        self._work = dist.reduce_scatter_single(
+            self._got, whole, group=self._groups.scatters, async_op=True
+        )
+        self.traffic["reduce_scatter"] += size_of(whole)
+
+    def collect(self) -> None:
+        """Wait for the scatter and add this rank's run to its sums."""
+        if self._work is None:
+            return
+        self._work.wait()
+        assert self._got is not None
+        self._summed.add_(self._got)
+        self._work = self._got = self._whole = None
+        self._views = {}
+
+    def launch(self) -> None:
+        """At the end of a step: start to sum over the replicas of the shards."""
+        if self._groups.replicate is not None:
+            self._work = dist.all_reduce(self._summed, group=self._groups.replicate, async_op=True)
+            self.traffic["all_reduce"] += size_of(self._summed)
+
+    def settle(self) -> None:
+        """Wait for that."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def publish(self) -> None:
+        """After the step: bring the weights up to date."""
+        self.stepped.give_weights()
+        self.weights.publish()
+
+    def complete(self) -> None:
+        """Make weights and gradients of all parameters whole on every rank, to be looked at."""
+        self.weights.complete()
+        whole = self._gradients()
+        dist.all_gather_single(whole, self._summed, group=self._groups.shards)
+        for param in self.params:
+            param.grad = self._views[id(param)].to(param.dtype)
+        self._whole, self._views = None, {}
+
+    def _gradients(self) -> Tensor:
+        """The buffer of the gradients of this backward."""
+        if self._work is not None:
+            self.collect()
+        if self._whole is None:
+            layout = self.weights.layout
+            self._whole = self._summed.new_zeros(layout.size)
+            views = layout.views(self._whole)
+            self._views = dict(zip(map(id, self.params), views, strict=True))
+        return self._whole
+
+
+def _sum_over(group: Any, tensor: Tensor, traffic: Counter[str]) -> None:
+    if group is not None:
+        dist.all_reduce(tensor, group=group)
+        traffic["all_reduce"] += size_of(tensor)

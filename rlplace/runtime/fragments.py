@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlplace.graph.types import Placement
-from rlplace.runtime.buckets import Run
+from rlplace.runtime.stepped import Run
 
 #: What states that count something, or a product, are before the first step; others are zero.
 _FIRST = {"mu_product": 1.0}

@@ -77,13 +77,17 @@ def memory_use(assembly: Assembly, kept: int, live: int, device: torch.device) -
         device: A GPU's allocator knows the peak of everything, and `live` is taken from there.
     """
     held = [*assembly.params().values(), *assembly.buffers().values()]
-    states = assembly.optimizer.state.values() if assembly.optimizer is not None else ()
-    moments = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    reducer, optimizer = assembly.reducer, assembly.optimizer
+    states = optimizer.state if optimizer is not None else {}
+    host = reducer.on_host if reducer is not None else set()
+    kinds = [own.values() for param, own in states.items() if id(param) not in host]
+    moments = [v for own in kinds for v in own if isinstance(v, torch.Tensor)]
     use = MemoryUse(
-        params=tensor_bytes(held),
-        gradients=assembly.reducer.gradient_bytes if assembly.reducer is not None else 0,
-        optimizer=tensor_bytes(moments),
+        params=tensor_bytes(held) + (reducer.weight_bytes if reducer is not None else 0),
+        gradients=reducer.gradient_bytes if reducer is not None else 0,
+        optimizer=tensor_bytes(moments) + (reducer.copy_bytes if reducer is not None else 0),
     )
+    live += reducer.lent_peak if reducer is not None else 0
     if device.type == "cuda":
         live = torch.cuda.max_memory_allocated(device) - int(use.total)
     return replace(use, activations=kept, transient=max(0, live - kept))

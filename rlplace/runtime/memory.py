@@ -121,4 +121,6 @@ def resident_peak() -> int:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    # Not where it is, for the memory of lent weights comes and goes.
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -16,6 +16,7 @@ from rlplace.graph.sharding import axis as conjugate
 from rlplace.graph.sharding.axis import Axis, use_axis
 from rlplace.graph.types import Placement, Shard
 from rlplace.runtime.draws import drawing, seed_of
+from rlplace.runtime.lending import Lender
 
 Values = dict[str, Any]
 
@@ -199,6 +200,7 @@ class StageModule(nn.Module):
         self._sizes = dict(sizes)
         self._gives = dict(gives)
         self.hold: Callable[[torch.Tensor], object] = hold_nothing
+        self.lender = Lender([()] * len(self._regions))
         for part in self.parts:
             for (_, name), tensor in zip(part.piece.states, part.states, strict=True):
                 _attach(self, name, tensor)
@@ -208,6 +210,14 @@ class StageModule(nn.Module):
         """Its parts, in order."""
         steps = (step for region in self._regions for step in region.steps)
         return [step for step in steps if isinstance(step, Part)]
+
+    @property
+    def states_of_steps(self) -> list[tuple[torch.Tensor, ...]]:
+        """Parameters, buffers and constants of each region; between them weights are lent."""
+        return [
+            tuple(state for step in region.steps if isinstance(step, Part) for state in step.states)
+            for region in self._regions
+        ]
 
     def forward(self, inputs: Values, received: Values, moment: int = 0) -> Values:
         """Run a micro-batch.
@@ -221,8 +231,10 @@ class StageModule(nn.Module):
             The tensors of `gives`.
         """
         values = {**self._sizes, **inputs, **received}
-        for region in self._regions:
+        for index, region in enumerate(self._regions):
+            self.lender.before(index)
             region(values, self.hold, moment)
+            self.lender.after(index, values, region.gives)
         return {name: values[held] for name, held in self._gives.items()}
 
 

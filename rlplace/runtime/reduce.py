@@ -1,84 +1,45 @@
-"""Gradients summed over replicas, in buckets that start while backward still runs.
+"""Gradients summed over replicas while backward runs, whatever ZeRO level each parameter has.
 
-A bucket starts when its last gradient is complete, always in the same order on every rank.
+What is summed once a step starts when its last gradient is complete; what is scattered after every
+backward likewise. Both have an order of their own that is the same on every rank.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from rlplace.graph.types import Placement, Shard
-from rlplace.runtime.buckets import Bucket, Run, ShardedBucket
+from rlplace.runtime.buckets import Bucket, Holding, Replicas, ScatteredBucket, ShardedBucket
+from rlplace.runtime.clip import clip
+from rlplace.runtime.cuts import BUCKET_BYTES, Trained, cut
+from rlplace.runtime.flat import LentWeights, WholeWeights
+from rlplace.runtime.lending import Lender
+from rlplace.runtime.precision import dtypes_for
+from rlplace.runtime.stepped import Run
+from rlplace.runtime.ties import Exchange, Tied
 
-BUCKET_BYTES = 25_000_000
-
-
-@dataclass(frozen=True)
-class Tied:
-    """A parameter that stages on several meshes use.
-
-    Args:
-        param: This rank's copy, or its shard.
-        group: Process group of all ranks that hold a part of it.
-        shape: Shape of the whole parameter.
-        placement: How it is held on the tp axis of this rank.
-        rank, size: Coordinate and size of that axis.
-    """
-
-    param: nn.Parameter
-    group: Any
-    shape: tuple[int, ...]
-    placement: Placement
-    rank: int = 0
-    size: int = 1
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """The process groups of one rank's replicas.
-
-    Args:
-        every: All replicas, None where there is one.
-        shards: The dp_shard axis, None where it has one device.
-        replicate: The dp_replicate axis, None where it has one device.
-    """
-
-    every: Any = None
-    shards: Any = None
-    replicate: Any = None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A parameter that this rank trains.
-
-    Args:
-        param: The parameter, or this rank's shard of it.
-        uses: How many of the rank's stages use it.
-        zero: ZeRO level.
-    """
-
-    param: nn.Parameter
-    uses: int = 1
-    zero: int = 0
+#: All of a backward, only what its inputs need, or only what its parameters need.
+Phase = Literal["all", "inputs", "weights"]
 
 
 class Reducer:
     """Sums the gradients of one rank's parameters over its replicas.
 
     Args:
-        params: The parameters, in the order in which backward completes their gradients.
+        params: The parameters, in the order in which backward completes their gradients; frozen
+            ones too, as far as they are cut (ZeRO-3).
         groups: The replicas.
         tied: Parameters that other meshes hold too; they are among `params`.
+        steps: Number of steps (regions) of each stage.
+        precision: Name of the precision.
         overlap: Start buckets during backward; otherwise all at the end.
         bucket_bytes: Size of a bucket.
+        everyone: Process group of all ranks of the plan; None where there is one.
     """
 
     def __init__(
@@ -87,90 +48,299 @@ class Reducer:
         groups: Replicas,
         tied: Iterable[Tied] = (),
         *,
+        steps: Mapping[int, int] | None = None,
+        precision: str = "fp32",
         overlap: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
+        everyone: Any = None,
     ) -> None:
-        self._overlap, self._tied = overlap, tuple(tied)
-        shared = {id(one.param) for one in self._tied}
-        own = [one for one in params if id(one.param) not in shared]
-        self._buckets = [_bucket(run, groups) for run in _cut(own, bucket_bytes)]
-        alone = (one for one in params if id(one.param) in shared)
-        self._alone = [Bucket([one.param], [one.uses], None) for one in alone]
-        self._owner = {key: bucket for bucket in self._buckets for key in bucket.uses}
-        self._armed = False
-        self._next = 0
-        for one in own:
-            hook = one.param.register_post_accumulate_grad_hook
+        self._groups, self._precision, self._overlap = groups, precision, overlap
+        self._everyone, self._traffic = everyone, Counter[str]()
+        shared = {id(one.param): one for one in tied}
+        self._members: list[tuple[tuple[Trained, ...], Bucket | ScatteredBucket]] = []
+        self._lent: list[tuple[tuple[Trained, ...], LentWeights]] = []
+        for run in cut(params, bucket_bytes, set(shared), groups.shards is not None):
+            self._add(run)
+        self._owner = {id(one.param): bucket for run, bucket in self._members for one in run}
+        self._tied = [(one, self._owner[key]) for key, one in shared.items()]
+        alone = {id(bucket) for _, bucket in self._tied}
+        self._summed = [b for _, b in self._members if id(b) not in alone]
+        self._buckets = [b for b in self._summed if isinstance(b, Bucket)]
+        stages = sorted({stage for one in params for stage in one.stages} | set(steps or ()))
+        self._queues = {stage: self._scattered(stage) for stage in stages}
+        self.lenders = {s: Lender(self._needs(s, (steps or {}).get(s, 0))) for s in stages}
+        for key in self._owner:
+            param = next(one.param for one in params if id(one.param) == key)
+            hook = param.register_post_accumulate_grad_hook
             hook(self._ready)  # type: ignore[no-untyped-call]
-        self._traffic: Counter[str] = Counter()
+        self._stage, self._counts, self._last = 0, False, False
+        self._queue: list[ScatteredBucket] = []
+        self._missing: dict[int, set[int]] = {}
+        self._waits: dict[int, dict[int, int]] = {}
+        self._flying: ScatteredBucket | None = None
+        self._next = 0
 
     @property
     def trained(self) -> list[nn.Parameter]:
         """What the optimizer of this rank steps."""
-        return [param for bucket in self._buckets + self._alone for param in bucket.trained]
+        return [param for _, bucket in self._members for param in bucket.stepped.params]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The same as groups of equal settings (`Trained.settings`)."""
+        found: dict[tuple[tuple[str, Any], ...], list[nn.Parameter]] = {}
+        for run, bucket in self._members:
+            found.setdefault(run[0].settings, []).extend(bucket.stepped.params)
+        return [{"params": params, **dict(settings)} for settings, params in found.items()]
 
     @property
     def runs(self) -> list[Run]:
         """What `trained` is made of."""
-        return [run for bucket in self._buckets + self._alone for run in bucket.runs]
+        return [run for _, bucket in self._members for run in bucket.stepped.runs]
+
+    @property
+    def lent(self) -> list[LentWeights]:
+        """Weights of which this rank keeps a part, frozen ones among them."""
+        return [weights for _, weights in self._lent]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that this rank holds beside the parameters themselves."""
+        return sum(weights.extra_bytes for weights in self.lent)
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients that this rank holds."""
-        return sum(bucket.gradient_bytes for bucket in self._buckets + self._alone)
+        return sum(bucket.gradient_bytes for _, bucket in self._members)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the copies on the device that the optimizer steps in place of weights."""
+        return sum(bucket.stepped.bytes for _, bucket in self._members)
+
+    @property
+    def lent_peak(self) -> int:
+        """Largest number of bytes of weights that were gathered at a time."""
+        return max((lender.peak for lender in self.lenders.values()), default=0)
+
+    @property
+    def on_host(self) -> set[int]:
+        """Ids of what is stepped in the memory of the host."""
+        kept = [bucket.stepped for _, bucket in self._members if bucket.stepped.host]
+        return {id(param) for stepped in kept for param in stepped.params}
 
     @property
     def traffic(self) -> Counter[str]:
         """Bytes given to each collective so far."""
-        return sum((bucket.traffic for bucket in self._buckets), self._traffic)
+        found = Counter(self._traffic)
+        for _, bucket in self._members:
+            found += bucket.traffic
+            if isinstance(bucket, ShardedBucket):
+                found += bucket.weight_traffic
+            elif isinstance(bucket, ScatteredBucket) and isinstance(bucket.weights, WholeWeights):
+                found += bucket.weights.traffic
+        for weights in self.lent:
+            found += weights.traffic
+        return found
 
     def start(self) -> None:
         """Zero the gradients for a new step."""
-        for bucket in self._buckets + self._alone:
+        for weights in self.lent:
+            weights.release()
+        for _, bucket in self._members:
             bucket.start()
+        self._waits = {
+            id(bucket): dict(Counter(stage for one in run for stage in one.stages))
+            for run, bucket in self._members
+        }
         self._next = 0
 
-    def arm(self, last: bool) -> None:
-        """Say whether the backward pass that follows is the last one of its stage."""
-        self._armed = last
+    @contextlib.contextmanager
+    def backward(self, stage: int, last: bool, phase: Phase = "all") -> Iterator[None]:
+        """Around the backward of a micro-batch on one stage.
+
+        Where the schedule splits it, the gradients of parameters that ``inputs`` leaves undone come
+        in ``weights``, through `add`, and only then are they scattered.
+
+        Args:
+            stage: The stage.
+            last: Whether no gradient of this stage's parameters comes after this.
+            phase: Which part of the backward.
+        """
+        self._stage, self._counts, self._last = stage, phase == "all", last
+        self._queue = list(self._queues[stage])
+        self._missing = {id(b): {id(p) for p in b.params} for b in self._queue}
+        if phase != "weights":
+            self.lenders[stage].begin_backward()
+        yield
+        if phase != "weights":
+            self.lenders[stage].end_backward()
+        self._counts = False
+        if phase != "inputs":
+            while self._queue:
+                self._scatter()
+            if last:
+                for waits in self._waits.values():
+                    waits.pop(stage, None)
+                self._pump()
+
+    def idle_forward(self, stage: int) -> None:
+        """In place of a stage's forward on a replica whose micro-batch has no samples.
+
+        The other replicas gather weights, and need this rank's part.
+        """
+        self.lenders[stage].idle()
+
+    def idle_backward(self, stage: int, last: bool, phase: Phase = "all") -> None:
+        """In place of a stage's backward on such a replica: it scatters zeros with the others."""
+        with self.backward(stage, last, phase):
+            pass
+
+    def add(self, param: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add a gradient that autograd has not accumulated, in the phase ``weights``.
+
+        Args:
+            param: The parameter, as the stage has it.
+            gradient: Of its shape.
+        """
+        self._owner[id(param)].add(param, gradient)
 
     def finish(self) -> None:
         """Reduce what has not been, and wait for all of it."""
+        self._collect()
         while self._next < len(self._buckets):
             self._launch()
-        wholes = [self._launch_tied(one) for one in self._tied]
-        for bucket in self._buckets:
+        for bucket in self._summed:
+            if isinstance(bucket, ScatteredBucket):
+                bucket.launch()
+        exchanges = [Exchange(one, bucket) for one, bucket in self._tied]
+        for bucket in self._summed:
             bucket.settle()
-        for one, (whole, work) in zip(self._tied, wholes, strict=True):
-            work.wait()
-            part, grad = _aligned(whole, one)
-            grad.copy_(part)
+        for exchange in exchanges:
+            self._traffic["all_reduce"] += exchange.bytes
+            exchange.settle()
+
+    def clip(self, max_norm: float) -> float:
+        """Scale all gradients so that their global 2-norm is at most `max_norm`.
+
+        Every rank of the plan calls this, between `finish` and `update`.
+
+        Returns:
+            The norm before, as `torch.nn.utils.clip_grad_norm_` of one process gives it.
+        """
+        counted = {id(one.param) for run, _ in self._members for one in run if one.counted}
+        own: list[torch.Tensor] = []
+        every: list[torch.Tensor] = []
+        for run, bucket in self._members:
+            copies = self._groups.every if self._level(run) == 0 else self._groups.replicate
+            first = copies is None or torch.distributed.get_rank(copies) == 0
+            gradients = dict(
+                zip(map(id, bucket.stepped.params), bucket.stepped.gradients, strict=True)
+            )
+            every += bucket.stepped.gradients
+            own += [
+                span.of(gradients[id(span.stepped)])
+                for span in bucket.stepped.runs
+                if first and id(span.param) in counted
+            ]
+        return clip(own, every, max_norm, self._everyone)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step, and give every replica what this rank alone has stepped."""
+        for _, bucket in self._members:
+            bucket.stepped.take_gradients()
+        optimizer.step()
+        self.publish()
 
     def publish(self) -> None:
-        """After the optimizer step: give the other replicas what this rank alone has stepped."""
-        for bucket in self._buckets:
+        """Bring the weights of every replica up to date with what their ranks stepped."""
+        for _, bucket in self._members:
             bucket.publish()
 
     def refresh(self) -> None:
         """After `runs` were written into: make all that is made of them agree. All ranks call it.
 
-        A parameter that several meshes hold is among the runs of each.
+        A parameter that several meshes hold is among the runs of each. Frozen parameters are not
+        among the runs; those of ZeRO-3 are written between `complete` and `keep_frozen`.
         """
         self.publish()
 
     def complete(self) -> None:
-        """Make all gradients whole on every rank, so that they can be looked at."""
-        for bucket in self._buckets:
+        """Make weights and gradients whole on every rank, so that they can be looked at.
+
+        All ranks call it; it lasts until the next step.
+        """
+        for _, bucket in self._members:
             bucket.complete()
+        for weights in self.lent:
+            weights.complete()
+
+    def keep_frozen(self) -> None:
+        """Take over frozen parameters that were written into after `complete`."""
+        trained = {id(run[0].param) for run, _ in self._members}
+        for run, weights in self._lent:
+            if id(run[0].param) not in trained:
+                weights.keep()
+
+    def _level(self, run: Sequence[Trained]) -> int:
+        return run[0].zero if self._groups.shards is not None else 0
+
+    def _add(self, run: Sequence[Trained]) -> None:
+        """Make the bucket of some parameters; frozen ones have no gradients."""
+        params, first, groups = [one.param for one in run], run[0], self._groups
+        types = dtypes_for(self._precision, first.param.dtype)
+        holding = Holding(types.gradient, types.master, first.offload)
+        level = self._level(run)
+        if level == 3:
+            lent = LentWeights(params, groups.shards, groups.gathers)
+            self._lent.append((tuple(run), lent))
+            if first.param.requires_grad:
+                self._members.append((tuple(run), ScatteredBucket(lent, groups, holding)))
+        elif level == 2:
+            whole = WholeWeights(params, groups.shards)
+            self._members.append((tuple(run), ScatteredBucket(whole, groups, holding)))
+        elif level == 1:
+            self._members.append((tuple(run), ShardedBucket(params, groups, holding)))
+        else:
+            self._members.append((tuple(run), Bucket(params, groups.every, holding)))
+
+    def _scattered(self, stage: int) -> list[ScatteredBucket]:
+        """What a backward of a stage scatters, in the order in which it completes it."""
+        found = [
+            (min(step for one in run for own, step in one.uses if own == stage), bucket)
+            for run, bucket in self._members
+            if isinstance(bucket, ScatteredBucket) and stage in run[0].stages
+        ]
+        return [bucket for _, bucket in sorted(found, key=lambda pair: -pair[0])]
+
+    def _needs(self, stage: int, steps: int) -> list[list[LentWeights]]:
+        return [
+            [weights for run, weights in self._lent if (stage, step) in run[0].uses]
+            for step in range(steps)
+        ]
 
     def _ready(self, param: torch.Tensor) -> None:
-        if not self._armed:
+        bucket = self._owner[id(param)]
+        bucket.take(param)
+        if not self._counts:
             return
-        self._owner[id(param)].missing -= 1
+        if isinstance(bucket, ScatteredBucket):
+            self._missing[id(bucket)].discard(id(param))
+            while self._overlap and self._queue and not self._missing[id(self._queue[0])]:
+                self._scatter()
+        elif self._last:
+            waits = self._waits[id(bucket)]
+            waits[self._stage] -= 1
+            if not waits[self._stage]:
+                del waits[self._stage]
+            self._pump()
+
+    def _pump(self) -> None:
+        """Launch the buckets whose turn it is and that are complete."""
         while (
             self._overlap
             and self._next < len(self._buckets)
-            and self._buckets[self._next].missing == 0
+            and not self._waits[id(self._buckets[self._next])]
         ):
             self._launch()
 
@@ -178,46 +348,15 @@ class Reducer:
         self._buckets[self._next].launch()
         self._next += 1
 
-    def _launch_tied(self, one: Tied) -> tuple[torch.Tensor, Any]:
-        """Start the sum over all holders: each puts what it has into the whole."""
-        grad = one.param.grad
-        assert grad is not None
-        whole = torch.zeros(one.shape, dtype=grad.dtype, device=grad.device)
-        part, own = _aligned(whole, one)
-        # A replicated gradient is the same on every tp rank, and counts once.
-        part.add_(own, alpha=1.0 if isinstance(one.placement, Shard) else 1.0 / one.size)
-        self._traffic["all_reduce"] += whole.numel() * whole.element_size()
-        return whole, dist.all_reduce(whole, group=one.group, async_op=True)
+    def _scatter(self) -> None:
+        """Scatter the next bucket; one at a time, so that few gradients are whole at a time."""
+        self._collect()
+        self._flying = self._queue.pop(0)
+        self._flying.scatter()
+        if not self._overlap:
+            self._collect()
 
-
-def _aligned(whole: torch.Tensor, one: Tied) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's part of the whole as a view, and its gradient in the same shape."""
-    grad = one.param.grad
-    assert grad is not None
-    if not isinstance(one.placement, Shard):
-        return whole, grad
-    dim, blocks = one.placement.dim, one.placement.blocks
-    before, after = one.shape[:dim], one.shape[dim + 1 :]
-    runs = whole.view(*before, blocks, one.size, -1, *after)
-    return runs.select(dim + 1, one.rank), grad.view(*before, blocks, -1, *after)
-
-
-def _bucket(run: Sequence[Trained], groups: Replicas) -> Bucket:
-    params, uses = [one.param for one in run], [one.uses for one in run]
-    if run[0].zero and groups.shards is not None:
-        return ShardedBucket(params, uses, groups.shards, groups.replicate)
-    return Bucket(params, uses, groups.every)
-
-
-def _cut(params: Sequence[Trained], limit: int) -> list[list[Trained]]:
-    """Runs of parameters of one dtype and ZeRO level, each up to about `limit` bytes."""
-    runs: list[list[Trained]] = []
-    size, last = 0, None
-    for one in params:
-        kind = (one.param.dtype, one.zero)
-        if size >= limit or kind != last:
-            runs.append([])
-            size, last = 0, kind
-        runs[-1].append(one)
-        size += one.param.numel() * one.param.element_size()
-    return runs
+    def _collect(self) -> None:
+        if self._flying is not None:
+            self._flying.collect()
+            self._flying = None

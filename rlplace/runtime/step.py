@@ -105,8 +105,7 @@ class Interpreter:
             self._reducer.finish()
         if self._optimizer is not None:
             with self._recorder.event("optimizer"):
-                self._optimizer.step()
-                self._reducer.publish()
+                self._reducer.update(self._optimizer)
         for border in self._borders.values():
             border.forward.settle()
             border.backward.settle()
@@ -157,10 +156,11 @@ class Interpreter:
             self._borders[action.stage + 1].forward.settle(action.micro_batch)
         pairs = [(flight.given[n], g) for n, g in arrived.items() if flight.given[n].requires_grad]
         with self._recorder.event("B", action.stage, action.micro_batch):
-            self._reducer.arm(position == self._final[action.stage])
-            if pairs:
-                outputs, gradients = zip(*pairs, strict=True)
-                torch.autograd.backward(outputs, gradients)
+            last = position == self._final[action.stage]
+            with self._reducer.backward(action.stage, last):
+                if pairs:
+                    outputs, gradients = zip(*pairs, strict=True)
+                    torch.autograd.backward(outputs, gradients)
         if action.stage:
             border = self._borders[action.stage].backward
             with self._recorder.event("send", action.stage, action.micro_batch):

@@ -18,12 +18,13 @@ from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly, OptimizerFactory, assemble, optimizer_factory
+from rlplace.runtime.cuts import BUCKET_BYTES
 from rlplace.runtime.gather import Notes, full_tensors, measurement, memory_use, traffic_of
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.memory import ActivationTracker, LiveTracker, resident_peak
 from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek, user_inputs
-from rlplace.runtime.reduce import BUCKET_BYTES
-from rlplace.runtime.validate import PRECISIONS, validate
+from rlplace.runtime.precision import PRECISIONS
+from rlplace.runtime.validate import validate
 from rlplace.runtime.world import World, join
 from rlplace.simulate.types import MemoryUse
 
@@ -65,7 +66,8 @@ class Options:
             found = getattr(torch, self.dtype)
             assert isinstance(found, torch.dtype)
             return found
-        return PRECISIONS.get(plan.precision, torch.float32)
+        known = PRECISIONS.get(plan.precision)
+        return known.weight if known is not None else torch.float32
 
 
 def run(

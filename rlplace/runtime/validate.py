@@ -12,11 +12,10 @@ from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
 from rlplace.plan.schedules import RUN_SCHEDULES
-from rlplace.plan.types import RUN_RECOMPUTE_MODES, RUN_ZERO_LEVELS, Instance, Plan
+from rlplace.plan.types import RUN_RECOMPUTE_MODES, Instance, Plan
 from rlplace.runtime.boundary import layouts_of
+from rlplace.runtime.precision import PRECISIONS
 from rlplace.runtime.split import match
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> None:
@@ -55,12 +54,6 @@ def _check_supported(plan: Plan) -> None:
         if stage.mesh.cp > 1 and stage.mesh.tp > 1:
             rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"
             raise InputError(f"plan.stages[{index}].mesh.cp", stage.mesh.cp, rule, 1)
-        levels = {choice.zero for choice in stage.choices}
-        if stage.mesh.dp_shard > 1 and not levels <= set(RUN_ZERO_LEVELS):
-            rule = f"the runtime executes the ZeRO levels {', '.join(map(str, RUN_ZERO_LEVELS))}"
-            raise InputError(
-                f"plan.stages[{index}].choices.zero", sorted(levels), rule, RUN_ZERO_LEVELS[-1]
-            )
         modes = {choice.recompute for choice in stage.choices}
         if not modes <= set(RUN_RECOMPUTE_MODES):
             rule = f"the runtime executes the modes {', '.join(RUN_RECOMPUTE_MODES)}"

@@ -44,18 +44,23 @@ class World:
     timeout: float
     owned: bool
     joined: int = 0
-    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _groups: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
     _backward: Any = None
     _rounds: int = 0
 
-    def group(self, ranks: Iterable[int]) -> Any:
-        """The process group of some ranks; every rank must ask for the same ones in order."""
+    def group(self, ranks: Iterable[int], purpose: str = "") -> Any:
+        """The process group of some ranks; every rank must ask for the same ones in order.
+
+        Args:
+            ranks: Its members.
+            purpose: Groups of the same ranks with another purpose have an order of their own.
+        """
         members = tuple(sorted(set(ranks)))
-        if members not in self._groups:
-            self._groups[members] = dist.new_group(
+        if (purpose, members) not in self._groups:
+            self._groups[purpose, members] = dist.new_group(
                 list(members), timeout=timedelta(seconds=self.timeout)
             )
-        return self._groups[members]
+        return self._groups[purpose, members]
 
     def direction(self, backward: bool) -> Any:
         """The group for messages of one direction.

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rlplace.graph.types import Replicate
-from rlplace.runtime.buckets import Run
 from rlplace.runtime.fragments import Held, fragments, make_states
+from rlplace.runtime.stepped import Run
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Rprop])

@@ -3,7 +3,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlplace.runtime.reduce import Reducer, Replicas, Trained
+from rlplace.runtime.buckets import Replicas
+from rlplace.runtime.cuts import Trained
+from rlplace.runtime.reduce import Reducer
 
 
 def test_gradients_accumulate_in_flat_buckets() -> None:
@@ -18,8 +20,8 @@ def test_gradients_accumulate_in_flat_buckets() -> None:
     for _ in range(2):
         reducer.start()
         for last in (False, True):
-            reducer.arm(last)
-            torch.autograd.backward(net(x).sum())
+            with reducer.backward(0, last):
+                torch.autograd.backward(net(x).sum())
         reducer.finish()
         for param, grad in zip(net.parameters(), wanted, strict=True):
             assert grad is not None

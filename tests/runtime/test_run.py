@@ -58,7 +58,7 @@ class Case:
             sequences are cut between all groups.
         micro_batches, schedule, recompute: As in the plan.
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
-        zero: ZeRO level.
+        zero: ZeRO level, or levels that the groups have by turns.
         shard: Size of the dp_shard axis, where there are so many replicas.
         rounds: How often the stages go over the meshes (virtual stages).
         options: What differs from the default options.
@@ -71,7 +71,7 @@ class Case:
     schedule: str = "1f1b"
     recompute: Recompute = "none"
     cuts: tuple[float, ...] = ()
-    zero: int = 0
+    zero: int | tuple[int, ...] = 0
     shard: int = 1
     rounds: int = 1
     options: tuple[tuple[str, int], ...] = ()
@@ -110,9 +110,10 @@ class Case:
             groups = range(bounds[index], bounds[index + 1])
             layouts = [self._layout(graph, group, mesh.tp) for group in groups]
             modes = [self._mode(group - groups.start) for group in groups]
+            levels = (self.zero,) if isinstance(self.zero, int) else self.zero
             choices = tuple(
-                GroupChoice(name, self.zero, mode)
-                for name, mode in zip(layouts, modes, strict=True)
+                GroupChoice(name, levels[group % len(levels)], mode)
+                for group, name, mode in zip(groups, layouts, modes, strict=True)
             )
             stages.append(Stage(groups.start, groups.stop, mesh, choices))
         instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
@@ -191,6 +192,25 @@ CASES = {
     "zero1 x pp2": Case("gpt", ((2, 1), (2, 1)), 2, zero=1, shard=2),
     "zero1 x tp2": Case("llama", ((2, 2),), 2, zero=1, shard=2),
     "zero1, two replicas of the shards": Case("llama", ((4, 1),), 1, zero=1, shard=2),
+    "zero2": Case("llama", ((2, 1),), 2, zero=2, shard=2),
+    "zero2, no overlap": Case("gpt", ((2, 1),), 2, zero=2, shard=2, options=(("overlap", False),)),
+    "zero2 x pp2": Case("gpt", ((2, 1), (2, 1)), 2, zero=2, shard=2),
+    "zero3": Case("llama", ((2, 1),), 2, zero=3, shard=2),
+    "zero3 tied": Case("gpt", ((2, 1),), 2, zero=3, shard=2),
+    "zero3 recompute": Case("llama", ((2, 1),), 2, recompute="full", zero=3, shard=2),
+    "zero3 resnet": Case("resnet", ((2, 1),), 2, zero=3, shard=2),
+    "zero3 whisper": Case("whisper", ((2, 1),), 2, zero=3, shard=2),
+    "zero0, 1, 2 and 3 by turns": Case("gpt", ((2, 1),), 2, zero=(0, 1, 2, 3), shard=2),
+    "zero3 over four": Case("gpt", ((4, 1),), 2, zero=3, shard=4),
+    "zero3, two replicas of the shards": Case("llama", ((4, 1),), 2, zero=3, shard=2),
+    "zero2, two replicas of the shards": Case("gpt", ((4, 1),), 2, zero=2, shard=2),
+    "zero3 x tp2": Case("llama", ((2, 2),), 2, zero=3, shard=2),
+    "zero3 x pp2 tied": Case("gpt", ((2, 1), (2, 1)), 4, zero=3, shard=2),
+    "zero3 x pp2 interleaved": Case("gpt", ((2, 1), (2, 1)), 4, zero=3, shard=2, rounds=2),
+    "zero3 x pp2 recompute": Case(
+        "t5", ((2, 1), (2, 1)), 2, recompute="full", zero=(3, 2), shard=2
+    ),
+    "zero3 dp2, then tp2, tied": Case("gpt", ((2, 1), (1, 2)), 2, zero=(3, 1), shard=2),
     "interleaved": Case("gpt-untied", ((1, 1), (1, 1)), 4, rounds=2, exact=True),
     "interleaved, tied, gpipe": Case("gpt", ((1, 1), (1, 1)), 4, "gpipe", rounds=2),
     "tp2 sequence gpt": Case("gpt", ((1, 2),), 2, layout="sequence"),

@@ -12,7 +12,7 @@ from rlplace.graph.capture import capture
 from rlplace.graph.library import build, spec
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.types import OpGraph
-from rlplace.plan.types import Instance, Plan
+from rlplace.plan.types import RUN_ZERO_LEVELS, Instance, Plan
 from rlplace.plan.uniform import uniform_plan
 from rlplace.runtime.validate import stand_in_cluster, validate
 
@@ -64,7 +64,8 @@ def test_a_legal_plan_passes() -> None:
     ("change", "message"),
     [
         ({"graph": "0" * 16}, "made for another graph"),
-        ({"precision": "bf16-mixed"}, "the runtime executes fp32, bf16"),
+        ({"precision": "fp16-mixed"}, "the runtime executes fp32, bf16, bf16-mixed"),
+        ({"precision": "fp8-mixed"}, "the runtime executes fp32, bf16, bf16-mixed"),
         ({"micro_batches": 3}, "must divide the global batch of 4"),
         ({"schedule": "zigzag"}, "must be one of gpipe, 1f1b"),
         ({"schedule": "zb-h1"}, "executes the schedules gpipe, 1f1b"),
@@ -84,10 +85,10 @@ def test_too_few_ranks_are_refused() -> None:
         validate(plan(), graph, program, 1)
 
 
-def test_zero_levels_that_are_not_executed_are_refused() -> None:
+@pytest.mark.parametrize("zero", RUN_ZERO_LEVELS)
+def test_every_zero_level_is_executed(zero: int) -> None:
     program, graph = exported()
-    with pytest.raises(InputError, match="the runtime executes the ZeRO levels"):
-        validate(plan(dp_shard=2, zero=3), graph, program, 2)
+    validate(plan(dp_shard=2, zero=zero), graph, program, 2)
 
 
 def test_context_beside_tensor_parallelism_is_not_executed() -> None:

@@ -80,24 +80,9 @@ class Bucket:
         self.stepped = self._make_stepped(holding)
 
     @property
-    def unique(self) -> Any:
-        """The group whose ranks hold the same sums; of each such group one rank counts."""
-        return self._group
-
-    @property
     def gradient_bytes(self) -> int:
         """Bytes of gradients that this rank holds."""
         return size_of(self.flat)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that the parameters are not views of."""
-        return 0
-
-    @property
-    def weight_traffic(self) -> Counter[str]:
-        """Bytes given to collectives of weights so far."""
-        return Counter()
 
     @property
     def summands(self) -> tuple[Tensor, int]:
@@ -119,10 +104,6 @@ class Bucket:
         if not self._direct and param.grad is not None:
             self._views[id(param)].add_(param.grad)
             param.grad = None
-
-    def add(self, param: Tensor, gradient: Tensor) -> None:
-        """Add a gradient that autograd has not accumulated."""
-        self._views[id(param)].add_(gradient)
 
     def launch(self) -> None:
         """Start to sum the gradients of all replicas."""
@@ -170,15 +151,10 @@ class ShardedBucket(Bucket):
     def __init__(
         self, params: Sequence[nn.Parameter], groups: Replicas, holding: Holding = Holding()
     ) -> None:
-        self._weights = WholeWeights(params, groups.shards)
+        self.weights = WholeWeights(params, groups.shards)
         self._replicate = groups.replicate
-        super().__init__(params, groups.shards, holding, self._weights.parts)
+        super().__init__(params, groups.shards, holding, self.weights.parts)
         self._summed = self.stepped.gradients[0]
-
-    @property
-    def unique(self) -> Any:
-        """The ranks that hold the same sums."""
-        return self._replicate
 
     @property
     def gradient_bytes(self) -> int:
@@ -188,12 +164,7 @@ class ShardedBucket(Bucket):
     @property
     def sums(self) -> tuple[Tensor, int]:
         """This rank's run."""
-        return self._summed, self._weights.rank * self._summed.numel()
-
-    @property
-    def weight_traffic(self) -> Counter[str]:
-        """Bytes given to collectives of weights so far."""
-        return self._weights.traffic
+        return self._summed, self.weights.rank * self._summed.numel()
 
     def launch(self) -> None:
         """Start to sum the gradients of all shards."""
@@ -212,7 +183,7 @@ class ShardedBucket(Bucket):
     def publish(self) -> None:
         """Gather the weights that the other ranks stepped."""
         super().publish()
-        self._weights.publish()
+        self.weights.publish()
 
     def complete(self) -> None:
         """Gather the gradients, so that they can be looked at."""
@@ -220,9 +191,9 @@ class ShardedBucket(Bucket):
         super().complete()
 
     def _make_stepped(self, holding: Holding) -> Stepped:
-        own = self._weights.own
+        own = self.weights.own
         summed = torch.zeros(own.numel(), dtype=self.flat.dtype, device=self.flat.device)
-        spans = [self._weights.spans]
+        spans = [self.weights.spans]
         return Stepped([own], [summed], spans, holding.master, holding.host)
 
 
@@ -257,24 +228,9 @@ class ScatteredBucket:
         self._got: Tensor | None = None
 
     @property
-    def unique(self) -> Any:
-        """The ranks that hold the same sums."""
-        return self._groups.replicate
-
-    @property
     def gradient_bytes(self) -> int:
         """Bytes of gradients that this rank holds between backwards."""
         return size_of(self._summed)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that the parameters are not views of."""
-        return self.weights.extra_bytes
-
-    @property
-    def weight_traffic(self) -> Counter[str]:
-        """Bytes given to collectives of weights so far."""
-        return self.weights.traffic
 
     @property
     def summands(self) -> tuple[Tensor, int]:
@@ -297,13 +253,9 @@ class ScatteredBucket:
     def take(self, param: Tensor) -> None:
         """A gradient has been made."""
         if param.grad is not None:
-            self.add(param, param.grad)
+            self._gradients()
+            self._views[id(param)].add_(param.grad)
             param.grad = None
-
-    def add(self, param: Tensor, gradient: Tensor) -> None:
-        """Add a gradient to those that the next scatter takes."""
-        self._gradients()
-        self._views[id(param)].add_(gradient)
 
     def scatter(self) -> None:
         """Start to sum over the shards what has been added; zeros, where nothing has."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -73,10 +73,11 @@ class Reducer:
             param = next(one.param for one in params if id(one.param) == key)
             hook = param.register_post_accumulate_grad_hook
             hook(self._ready)  # type: ignore[no-untyped-call]
-        self._stage, self._counts, self._last = 0, False, False
+        self._stage, self._scatters = 0, False
+        self._final: Collection[int] = ()
         self._queue: list[ScatteredBucket] = []
         self._missing: dict[int, set[int]] = {}
-        self._waits: dict[int, dict[int, int]] = {}
+        self._waits: dict[int, set[tuple[int, int]]] = {}
         self._flying: ScatteredBucket | None = None
         self._next = 0
 
@@ -132,15 +133,11 @@ class Reducer:
     @property
     def traffic(self) -> Counter[str]:
         """Bytes given to each collective so far."""
-        found = Counter(self._traffic)
+        found, weights = Counter(self._traffic), {id(own): own for own in self._weights()}
         for _, bucket in self._members:
             found += bucket.traffic
-            if isinstance(bucket, ShardedBucket):
-                found += bucket.weight_traffic
-            elif isinstance(bucket, ScatteredBucket) and isinstance(bucket.weights, WholeWeights):
-                found += bucket.weights.traffic
-        for weights in self.lent:
-            found += weights.traffic
+        for own in weights.values():
+            found += own.traffic
         return found
 
     def start(self) -> None:
@@ -150,24 +147,25 @@ class Reducer:
         for _, bucket in self._members:
             bucket.start()
         self._waits = {
-            id(bucket): dict(Counter(stage for one in run for stage in one.stages))
+            id(bucket): {(stage, id(one.param)) for one in run for stage in one.stages}
             for run, bucket in self._members
         }
         self._next = 0
 
     @contextlib.contextmanager
-    def backward(self, stage: int, last: bool, phase: Phase = "all") -> Iterator[None]:
+    def backward(
+        self, stage: int, final: Collection[int] = (), phase: Phase = "all"
+    ) -> Iterator[None]:
         """Around the backward of a micro-batch on one stage.
 
-        Where the schedule splits it, the gradients of parameters that ``inputs`` leaves undone come
-        in ``weights``, through `add`, and only then are they scattered.
+        Where the schedule splits it, gradients are scattered at the end of ``weights``.
 
         Args:
             stage: The stage.
-            last: Whether no gradient of this stage's parameters comes after this.
+            final: Ids of the parameters that get no other gradient of this stage after this.
             phase: Which part of the backward.
         """
-        self._stage, self._counts, self._last = stage, phase == "all", last
+        self._stage, self._final, self._scatters = stage, final, phase != "inputs"
         self._queue = list(self._queues[stage])
         self._missing = {id(b): {id(p) for p in b.params} for b in self._queue}
         if phase != "weights":
@@ -175,14 +173,12 @@ class Reducer:
         yield
         if phase != "weights":
             self.lenders[stage].end_backward()
-        self._counts = False
-        if phase != "inputs":
-            while self._queue:
-                self._scatter()
-            if last:
-                for waits in self._waits.values():
-                    waits.pop(stage, None)
-                self._pump()
+        while self._queue and self._scatters:
+            self._scatter()
+        for waits in self._waits.values():
+            waits.difference_update({(stage, key) for key in final})
+        self._pump()
+        self._final = ()
 
     def idle_forward(self, stage: int) -> None:
         """In place of a stage's forward on a replica whose micro-batch has no samples.
@@ -191,19 +187,10 @@ class Reducer:
         """
         self.lenders[stage].idle()
 
-    def idle_backward(self, stage: int, last: bool, phase: Phase = "all") -> None:
+    def idle_backward(self, stage: int, final: Collection[int] = (), phase: Phase = "all") -> None:
         """In place of a stage's backward on such a replica: it scatters zeros with the others."""
-        with self.backward(stage, last, phase):
+        with self.backward(stage, final, phase):
             pass
-
-    def add(self, param: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add a gradient that autograd has not accumulated, in the phase ``weights``.
-
-        Args:
-            param: The parameter, as the stage has it.
-            gradient: Of its shape.
-        """
-        self._owner[id(param)].add(param, gradient)
 
     def finish(self) -> None:
         """Reduce what has not been, and wait for all of it."""
@@ -282,6 +269,10 @@ class Reducer:
             if id(run[0].param) not in trained:
                 weights.keep()
 
+    def _weights(self) -> list[WholeWeights | LentWeights]:
+        cut = [b for _, b in self._members if isinstance(b, ShardedBucket | ScatteredBucket)]
+        return [*self.lent, *(bucket.weights for bucket in cut)]
+
     def _level(self, run: Sequence[Trained]) -> int:
         return run[0].zero if self._groups.shards is not None else 0
 
@@ -322,17 +313,17 @@ class Reducer:
     def _ready(self, param: torch.Tensor) -> None:
         bucket = self._owner[id(param)]
         bucket.take(param)
-        if not self._counts:
-            return
         if isinstance(bucket, ScatteredBucket):
             self._missing[id(bucket)].discard(id(param))
-            while self._overlap and self._queue and not self._missing[id(self._queue[0])]:
+            while (
+                self._scatters
+                and self._overlap
+                and self._queue
+                and not self._missing[id(self._queue[0])]
+            ):
                 self._scatter()
-        elif self._last:
-            waits = self._waits[id(bucket)]
-            waits[self._stage] -= 1
-            if not waits[self._stage]:
-                del waits[self._stage]
+        elif id(param) in self._final:
+            self._waits[id(bucket)].discard((self._stage, id(param)))
             self._pump()
 
     def _pump(self) -> None:

@@ -156,8 +156,8 @@ class Interpreter:
             self._borders[action.stage + 1].forward.settle(action.micro_batch)
         pairs = [(flight.given[n], g) for n, g in arrived.items() if flight.given[n].requires_grad]
         with self._recorder.event("B", action.stage, action.micro_batch):
-            last = position == self._final[action.stage]
-            with self._reducer.backward(action.stage, last):
+            final = self._stages[action.stage].parameters() if self._is_last(position) else ()
+            with self._reducer.backward(action.stage, {id(param) for param in final}):
                 if pairs:
                     outputs, gradients = zip(*pairs, strict=True)
                     torch.autograd.backward(outputs, gradients)
@@ -165,6 +165,9 @@ class Interpreter:
             border = self._borders[action.stage].backward
             with self._recorder.event("send", action.stage, action.micro_batch):
                 border.send(action.micro_batch, _gradients(flight.received))
+
+    def _is_last(self, position: int) -> bool:
+        return position == self._final[self._actions[position].stage]
 
     def _post(self, position: int) -> None:
         """Start receiving what the action at a position waits for."""

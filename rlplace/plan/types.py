@@ -68,9 +68,6 @@ RECOMPUTE_MODES = ("none", "attention", "ops", "full")
 #: Beside them: redone as one with the group before it.
 JOINED = "joined"
 
-#: Recompute modes that `rlplace.runtime` executes today; the others are estimated only.
-RUN_RECOMPUTE_MODES = ("none", "full", JOINED)
-
 
 def redoes_attention(work: Work) -> bool:
     """Whether a group has a core attention that the recompute mode ``attention`` could redo."""

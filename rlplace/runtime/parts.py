@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from rlplace.graph.sharding import axis as conjugate
 from rlplace.graph.sharding.axis import Axis, use_axis
 from rlplace.graph.types import Placement, Shard
 from rlplace.runtime.draws import drawing, seed_of
+from rlplace.runtime.keeping import keeping
 from rlplace.runtime.lending import Lender
 
 Values = dict[str, Any]
@@ -124,16 +126,15 @@ class Region:
         takes: Values of others that they read.
         gives: What they make and others read.
         drop: Values that nothing reads after this region.
-        redone: Run the forward again in the backward pass instead of keeping what it saves.
-        contexts: Makes the contexts of the first and the second run, where the first keeps some.
+        redone: Run the forward again in the backward pass instead of keeping what it saves:
+            everything, or all ops but matmuls and attention.
     """
 
     steps: tuple[Step, ...]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     drop: tuple[str, ...] = ()
-    redone: bool = False
-    contexts: Callable[[], tuple[Any, Any]] = noop_context_fn
+    redone: Literal["full", "ops"] | None = None
 
     def __call__(self, values: Values, hold: Callable[[torch.Tensor], object], moment: int) -> None:
         """Run on the values of a micro-batch and add what the steps make.
@@ -144,14 +145,15 @@ class Region:
             moment: Seed of the step and the samples.
         """
         arguments = [values[name] for name in self.takes]
-        if self.redone and torch.is_grad_enabled():
+        if self.redone is not None and torch.is_grad_enabled():
             kept = [hold(value) for value in arguments if isinstance(value, torch.Tensor)]
+            contexts = partial(keeping, hold) if self.redone == "ops" else noop_context_fn
             results = checkpoint(
                 self._twice(kept, moment),
                 *arguments,
                 use_reentrant=False,
                 preserve_rng_state=False,  # each part seeds its generator itself
-                context_fn=self.contexts,
+                context_fn=contexts,
             )
         else:
             results = self._run(arguments, moment, again=False)

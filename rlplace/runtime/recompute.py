@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from rlplace.graph.program import Piece
 from rlplace.plan.types import JOINED
+from rlplace.runtime.attention import marked, redoing_attention
+from rlplace.runtime.keeping import sparing
 from rlplace.runtime.parts import Conversion, Region, Step
 
 
@@ -28,6 +32,13 @@ class _Run:
     def takes(self) -> tuple[str, ...]:
         names = dict.fromkeys(name for step in self.steps for name in step.takes)
         return tuple(name for name in names if name not in self.made)
+
+
+def prepared(piece: Piece, mode: str) -> Piece:
+    """A piece as a recompute mode wants it."""
+    if mode == "attention":
+        return redoing_attention(piece)
+    return sparing(marked(piece)) if mode == "ops" else piece
 
 
 def regions(steps: Iterable[tuple[Step, str]], gives: Collection[str]) -> list[Region]:
@@ -59,6 +70,12 @@ def _regions(runs: Sequence[_Run], gives: Collection[str]) -> list[Region]:
     for run in reversed(runs):
         made = tuple(name for step in run.steps for name in step.gives if name in later)
         drop = tuple(sorted(set(run.takes) - later))
-        found.append(Region(tuple(run.steps), run.takes, made, drop, run.mode == "full"))
+        mode = redone_as(run.mode)
+        found.append(Region(tuple(run.steps), run.takes, made, drop, mode))
         later |= set(run.takes)
     return found[::-1]
+
+
+def redone_as(mode: str) -> Literal["full", "ops"] | None:
+    """What of a group's steps is run again as a whole."""
+    return "full" if mode == "full" else "ops" if mode == "ops" else None

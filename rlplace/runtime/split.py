@@ -24,7 +24,7 @@ from rlplace.runtime.draws import draws
 from rlplace.runtime.local import Localized, LocalStates, localized
 from rlplace.runtime.parts import Conversion, Part, StageModule, Step
 from rlplace.runtime.pieces import protected, without_integer_histograms, written_by
-from rlplace.runtime.recompute import regions
+from rlplace.runtime.recompute import prepared, regions
 
 
 def match(program: Program, graph: OpGraph) -> None:
@@ -82,6 +82,7 @@ def split(
         if device == "cpu":
             piece = without_integer_histograms(piece)
         local = localized(piece, layouts[group.index], grads, program.prologue)
+        local = replace(local, piece=prepared(local.piece, choice.recompute))
         values.add(local, part_of(piece, local, states, axis, group.index), choice.recompute)
     last = {name: form.get(name, Replicate()) for name in gives}
     names = {name: values.take(name, placement) for name, placement in last.items()}

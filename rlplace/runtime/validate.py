@@ -12,7 +12,7 @@ from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
 from rlplace.plan.schedules import RUN_SCHEDULES
-from rlplace.plan.types import RUN_RECOMPUTE_MODES, Instance, Plan
+from rlplace.plan.types import Instance, Plan
 from rlplace.runtime.boundary import layouts_of
 from rlplace.runtime.precision import PRECISIONS
 from rlplace.runtime.split import match
@@ -54,10 +54,6 @@ def _check_supported(plan: Plan) -> None:
         if stage.mesh.cp > 1 and stage.mesh.tp > 1:
             rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"
             raise InputError(f"plan.stages[{index}].mesh.cp", stage.mesh.cp, rule, 1)
-        modes = {choice.recompute for choice in stage.choices}
-        if not modes <= set(RUN_RECOMPUTE_MODES):
-            rule = f"the runtime executes the modes {', '.join(RUN_RECOMPUTE_MODES)}"
-            raise InputError(f"plan.stages[{index}].choices.recompute", sorted(modes), rule, "full")
     if plan.loss_chunks != 1:
         rule = "the runtime computes the loss of a micro-batch at once"
         raise InputError("plan.loss_chunks", plan.loss_chunks, rule, 1)

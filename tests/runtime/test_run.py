@@ -14,7 +14,15 @@ import torch
 from rlplace.graph.library import Argument, build, spec
 from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.types import OpGraph
-from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Recompute, Stage
+from rlplace.plan.types import (
+    GroupChoice,
+    Instance,
+    Mesh,
+    Plan,
+    Recompute,
+    Stage,
+    redoes_attention,
+)
 from rlplace.plan.uniform import make_plan
 from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
@@ -109,7 +117,7 @@ class Case:
             mesh = meshes[index % len(meshes)]
             groups = range(bounds[index], bounds[index + 1])
             layouts = [self._layout(graph, group, mesh.tp) for group in groups]
-            modes = [self._mode(group - groups.start) for group in groups]
+            modes = [self._mode(graph, group, groups.start) for group in groups]
             levels = (self.zero,) if isinstance(self.zero, int) else self.zero
             choices = tuple(
                 GroupChoice(name, levels[group % len(levels)], mode)
@@ -127,10 +135,13 @@ class Case:
             return sequence_layouts(graph, tp)[group].name
         return graph.structure(group).layouts_at(tp)[-1].name
 
-    def _mode(self, place: int) -> Recompute:
+    def _mode(self, graph: OpGraph, group: int, start: int) -> Recompute:
         """Of two groups each, the second is redone with the first."""
+        if self.recompute == "attention":
+            return "attention" if redoes_attention(graph.structure(group).work) else "none"
         if self.recompute != "joined":
             return self.recompute
+        place = group - start
         return "joined" if place % 2 else "full"
 
     def job(self) -> Job:
@@ -236,6 +247,16 @@ CASES = {
     "cp2 recompute": Case("llama", ((1, 1),), 2, recompute="full", cp=(2,)),
     "cp2 x dp2": Case("llama", ((2, 1),), 2, cp=(2,)),
     "cp4": Case("gpt", ((1, 1),), cp=(4,)),
+    "ops": Case("resnet", ((1, 1),), 2, recompute="ops", exact=True),
+    "tp2 ops": Case("llama", ((1, 2),), 2, recompute="ops"),
+    "tp2 sequence ops": Case("gpt", ((1, 2),), 2, recompute="ops", layout="sequence"),
+    "tp2 expert-sequence ops": Case(
+        "mixtral", ((1, 2),), 2, recompute="ops", layout="expert-sequence"
+    ),
+    "cp2 ops": Case("llama", ((1, 1),), 2, recompute="ops", cp=(2,)),
+    "pp2 ops": Case("gpt-untied", ((1, 1), (1, 1)), 2, recompute="ops", exact=True),
+    "tp2 attention": Case("llama", ((1, 2),), 2, recompute="attention", layout="sequence"),
+    "cp2 attention": Case("gpt", ((1, 1),), 2, recompute="attention", cp=(2,)),
     "joined": Case("resnet", ((1, 1),), 2, recompute="joined", exact=True),
     "interleaved t5, three rounds": Case("t5", ((1, 1), (1, 1)), 2, rounds=3),
     "dp4": Case("gpt", ((4, 1),), 2, recompute="full"),
@@ -252,6 +273,8 @@ DROPOUT = {
         "gpt-dropout", ((1, 1), (1, 1)), 4, "gpipe", recompute="full"
     ),
     "dropout interleaved": Case("gpt-dropout", ((1, 1), (1, 1)), 4, rounds=2),
+    "dropout pp2 ops": Case("gpt-dropout", ((1, 1), (1, 1)), 4, recompute="ops"),
+    "dropout pp2 attention": Case("gpt-dropout", ((1, 1), (1, 1)), 4, recompute="attention"),
     "dropout pp4": Case("gpt-dropout", ((1, 1),) * 4, 4, recompute="full"),
 }
 

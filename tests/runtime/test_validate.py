@@ -19,19 +19,6 @@ from rlplace.runtime.validate import stand_in_cluster, validate
 EXAMPLE = {"x": torch.zeros(2, 3)}
 
 
-class Attention(nn.Module):
-    """One head, and the mean of what comes out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.layer(x).unsqueeze(1).chunk(3, dim=-1)
-        out: Tensor = nn.functional.scaled_dot_product_attention(query, key, value)
-        return out.mean()
-
-
 class Net(nn.Module):
     """Returns the mean, or as many numbers as there are samples."""
 
@@ -99,18 +86,6 @@ def test_context_beside_tensor_parallelism_is_not_executed() -> None:
     with pytest.raises(InputError, match=r"mesh\.cp.*no context parallelism beside tp=2"):
         validate(uniform_plan(instance, cp=2, tp=2), graph, program, 4)
     validate(uniform_plan(instance, cp=2), graph, program, 4)
-
-
-def test_recompute_of_the_core_attention_is_not_executed() -> None:
-    example = {"x": torch.zeros(2, 5, 4)}
-    program, graph = export_program(Attention(), (), example), capture(Attention(), (), example)
-    instance = Instance(
-        graph, stand_in_cluster(1), 4, precision="fp32", attention="math", optimizer="sgd"
-    )
-    chosen = uniform_plan(instance, recompute="attention")
-    with pytest.raises(InputError, match="the runtime executes the modes none, full"):
-        validate(chosen, graph, program, 1)
-    validate(uniform_plan(instance, recompute="full"), graph, program, 1)
 
 
 def test_a_model_without_a_scalar_loss_is_refused() -> None:

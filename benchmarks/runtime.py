@@ -37,9 +37,9 @@ from rlplace.graph.program import Program, export_program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Instance
 from rlplace.runtime.assemble import assemble, optimizer_factory
+from rlplace.runtime.cuts import BUCKET_BYTES
 from rlplace.runtime.model import load_model
 from rlplace.runtime.ranks import fork_ranks
-from rlplace.runtime.cuts import BUCKET_BYTES
 from rlplace.runtime.validate import stand_in_cluster, validate
 from rlplace.runtime.world import World, join
 

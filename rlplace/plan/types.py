@@ -102,7 +102,7 @@ class Instance:
             and have layouts.
         loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
             after the other (1: all at once), so that the class scores of one chunk exist at a
-            time. Estimated only: the runtime computes the loss at once.
+            time. The runtime makes them again in the backward pass.
         fused: Whether a compiler fuses the memory-bound ops (`rlplace.graph.fusion`). Estimated
             only: the runtime runs op by op.
         framework: What runs the program: a name of `rlplace.plan.frameworks`, or constants of

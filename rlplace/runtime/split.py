@@ -22,6 +22,7 @@ from rlplace.runtime.boundary import (
 )
 from rlplace.runtime.draws import draws
 from rlplace.runtime.local import Localized, LocalStates, localized
+from rlplace.runtime.loss_chunks import chunked
 from rlplace.runtime.parts import Conversion, Part, StageModule, Step
 from rlplace.runtime.pieces import protected, without_integer_histograms, written_by
 from rlplace.runtime.recompute import prepared, regions
@@ -82,6 +83,8 @@ def split(
         if device == "cpu":
             piece = without_integer_histograms(piece)
         local = localized(piece, layouts[group.index], grads, program.prologue)
+        if plan.loss_chunks > 1:
+            local = replace(local, piece=chunked(local.piece, plan.loss_chunks))
         local = replace(local, piece=prepared(local.piece, choice.recompute))
         values.add(local, part_of(piece, local, states, axis, group.index), choice.recompute)
     last = {name: form.get(name, Replicate()) for name in gives}

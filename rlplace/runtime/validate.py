@@ -8,12 +8,14 @@ import torch
 
 from rlplace.cluster.types import Cluster, Device, DeviceKind, Link, Node
 from rlplace.errors import InputError
-from rlplace.graph.program import Program
+from rlplace.graph.program import Program, extract
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
 from rlplace.plan.schedules import RUN_SCHEDULES
 from rlplace.plan.types import Instance, Plan
-from rlplace.runtime.boundary import layouts_of
+from rlplace.runtime.boundary import layouts_of, needs_gradient
+from rlplace.runtime.local import localized
+from rlplace.runtime.loss_chunks import chunked, losses
 from rlplace.runtime.precision import PRECISIONS
 from rlplace.runtime.split import match
 
@@ -44,6 +46,8 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
     for stage in plan.stages:
         layouts_of(graph, stage)  # refuses a cp degree at which neighbours do not fit
     _check_loss(program)
+    if plan.loss_chunks > 1:
+        _check_chunks(plan, graph, program)
 
 
 def _check_supported(plan: Plan) -> None:
@@ -54,14 +58,25 @@ def _check_supported(plan: Plan) -> None:
         if stage.mesh.cp > 1 and stage.mesh.tp > 1:
             rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"
             raise InputError(f"plan.stages[{index}].mesh.cp", stage.mesh.cp, rule, 1)
-    if plan.loss_chunks != 1:
-        rule = "the runtime computes the loss of a micro-batch at once"
-        raise InputError("plan.loss_chunks", plan.loss_chunks, rule, 1)
     if plan.fused:
         raise InputError("plan.fused", plan.fused, "the runtime runs op by op", False)
     if plan.precision not in PRECISIONS:
         rule = f"the runtime executes {', '.join(PRECISIONS)}"
         raise InputError("plan.precision", plan.precision, rule, "fp32")
+
+
+def _check_chunks(plan: Plan, graph: OpGraph, program: Program) -> None:
+    """Refuse a loss that cannot go through its tokens in chunks, as the plan's ranks run it."""
+    grads, found = needs_gradient(program), False
+    for stage in plan.stages:
+        for group, layout in layouts_of(graph, stage).items():
+            piece = extract(program, graph.groups[group].ops)
+            if losses(piece):
+                found = True
+                chunked(localized(piece, layout, grads, program.prologue).piece, plan.loss_chunks)
+    if not found:
+        rule = "the model has no cross entropy whose tokens could go in chunks"
+        raise InputError("plan.loss_chunks", plan.loss_chunks, rule, 1)
 
 
 def _check_loss(program: Program) -> None:

@@ -64,6 +64,7 @@ class Case:
         cp: Size of the cp axis of each, one where not given.
         layout: Of all groups that have one of this name; with ``sequence`` or ``expert-sequence``
             sequences are cut between all groups.
+        chunks: Of the loss.
         micro_batches, schedule, recompute: As in the plan.
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
         zero: ZeRO level, or levels that the groups have by turns.
@@ -86,6 +87,7 @@ class Case:
     exact: bool = False
     cp: tuple[int, ...] = ()
     layout: str = ""
+    chunks: int = 1
 
     @property
     def ranks(self) -> int:
@@ -124,7 +126,9 @@ class Case:
                 for group, name, mode in zip(groups, layouts, modes, strict=True)
             )
             stages.append(Stage(groups.start, groups.stop, mesh, choices))
-        instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
+        instance = Instance(
+            graph, stand_in_cluster(4), BATCH, precision="fp32", loss_chunks=self.chunks
+        )
         return make_plan(instance, tuple(stages), self.micro_batches, self.schedule)
 
     def _layout(self, graph: OpGraph, group: int, tp: int) -> str:
@@ -257,6 +261,11 @@ CASES = {
     "pp2 ops": Case("gpt-untied", ((1, 1), (1, 1)), 2, recompute="ops", exact=True),
     "tp2 attention": Case("llama", ((1, 2),), 2, recompute="attention", layout="sequence"),
     "cp2 attention": Case("gpt", ((1, 1),), 2, recompute="attention", cp=(2,)),
+    "loss in chunks": Case("gpt", ((1, 1),), 2, chunks=3),
+    "loss in chunks, bert": Case("bert", ((1, 1),), chunks=4, recompute="full"),
+    "tp2 loss in chunks": Case("llama", ((1, 2),), 2, chunks=2),
+    "tp2 sequence loss in chunks": Case("gpt", ((1, 2),), 2, layout="sequence", chunks=2),
+    "cp2 loss in chunks": Case("llama", ((1, 1),), 2, cp=(2,), chunks=3),
     "joined": Case("resnet", ((1, 1),), 2, recompute="joined", exact=True),
     "interleaved t5, three rounds": Case("t5", ((1, 1), (1, 1)), 2, rounds=3),
     "dp4": Case("gpt", ((4, 1),), 2, recompute="full"),

@@ -22,7 +22,7 @@ import rlplace
 from rlplace.graph.library import spec
 from rlplace.plan.types import Instance
 from rlplace.runtime.launch import launch
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 
 #: (model, tokens of a sample, samples of a step).
 WORKLOADS = (("gpt2-medium", 1024, 8), ("llama-3.2-1b", 2048, 4))

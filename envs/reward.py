@@ -132,7 +132,7 @@ class MeasuredReward:
         """Measured seconds of a step."""
         key = repr(plan)
         if key not in self._measured:
-            from rlplace.runtime.trainer import Options
+            from rlplace.runtime.options import Options
 
             options = Options(steps=self.steps, warmup=self.warmup)
             pool = self._ranks(len(instance.cluster.devices))

@@ -168,8 +168,8 @@ def capture(
 
 
 def run(plan: Plan, model_fn: Any, *args: Any, **options: Any) -> Measurement:
-    """Run a plan on the ranks that torchrun started; see `rlplace.runtime.trainer.run`."""
-    from rlplace.runtime.trainer import run as run_plan
+    """Run a plan on the ranks that torchrun started; see `rlplace.runtime.run.run`."""
+    from rlplace.runtime.run import run as run_plan
 
     return run_plan(plan, model_fn, *args, **options)
 

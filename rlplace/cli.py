@@ -243,7 +243,7 @@ def run(
     from rlplace.report.run_view import measurement_data, render_measurement, step_progress
     from rlplace.report.timeline_view import draw, save_trace
     from rlplace.runtime.launch import launch
-    from rlplace.runtime.trainer import Options
+    from rlplace.runtime.options import Options
 
     loaded = Plan.load(plan)
     if device == "cpu" and not json and (load := busy()) > _BUSY:

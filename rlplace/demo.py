@@ -26,7 +26,7 @@ from rlplace.report.run_view import step_progress
 from rlplace.report.timeline_view import draw, save_trace
 from rlplace.runtime.launch import launch
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 from rlplace.simulate.estimate import timeline
 from rlplace.simulate.types import most_held
 from rlplace.units import MIB

@@ -28,7 +28,7 @@ from rlplace.errors import RankFailedError
 from rlplace.plan.files import dump_plan
 from rlplace.runtime.jobs import Job, read_codes, read_error, read_result, write_jobs
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 from rlplace.simulate.types import Timeline
 
 #: Seconds that a rank waits for another, and that one launch may take.

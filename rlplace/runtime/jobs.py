@@ -15,7 +15,7 @@ from rlplace.errors import InputError
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 
 Argument = str | int | float | bool | None
 

@@ -8,8 +8,8 @@ from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 from rlplace.runtime.jobs import Argument, Job
 from rlplace.runtime.measure import Measurement
+from rlplace.runtime.options import Options
 from rlplace.runtime.pool import Pool, Progress
-from rlplace.runtime.trainer import Options
 
 
 def launch(

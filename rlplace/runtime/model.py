@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,11 +13,20 @@ from torch.utils import _pytree as pytree
 
 from rlplace.errors import InputError
 from rlplace.graph.program import Program, export_program
+from rlplace.graph.tracing.twins import TARGETS, Loss, shallow, with_loss
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 
-#: A call of the module: keyword tensors, or a tuple of positional ones.
-Batch = Mapping[str, Any] | tuple[Any, ...]
+
+class Call(NamedTuple):
+    """Positional and keyword arguments of the module."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+#: A call of the module: keyword tensors, or a tuple of positional ones, or both.
+Batch = Mapping[str, Any] | tuple[Any, ...] | Call
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,7 @@ def load_model(
     *,
     dtype: torch.dtype,
     seed: int,
+    loss: Loss | None = None,
     graph: OpGraph | None = None,
     program: Program | None = None,
 ) -> Model:
@@ -87,8 +97,9 @@ def load_model(
         example: A batch of at least 2 samples.
         dtype: Of float parameters and buffers.
         seed: Seed of the parameters.
+        loss: Outside of the module; the example then has its targets (`call`).
         graph: The plan's graph, if it is at hand.
-        program: The exported module, if it is at hand.
+        program: The exported module, if it is at hand, with its loss.
     """
     torch.manual_seed(seed)
     module = model_fn().train().to(dtype)
@@ -96,15 +107,19 @@ def load_model(
     if graph is None:
         from rlplace.graph.capture import capture
 
-        graph = capture(module, args, kwargs, name=plan.graph_name, source=plan.source)
+        inputs = {name: value for name, value in kwargs.items() if name != TARGETS or loss is None}
+        graph = capture(
+            module,
+            args,
+            inputs,
+            loss=loss,
+            targets=kwargs[TARGETS] if loss is not None else None,
+            name=plan.graph_name,
+            source=plan.source,
+        )
+    if loss is not None:
+        module = with_loss(shallow(module), loss)
     return Model(module, program or export_program(module, args, kwargs), graph)
-
-
-def batches(data: Iterable[Batch] | None, example: Batch, samples: int) -> Iterator[Batch]:
-    """The batches of a run: the user's own, or the example again and again."""
-    if data is not None:
-        return iter(data)
-    return itertools.repeat(repeated(example, samples))
 
 
 def peek(data: Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:
@@ -145,9 +160,37 @@ def cast(batch: Batch, dtype: torch.dtype) -> Batch:
     return result
 
 
-def call_of(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(batch: Batch) -> Call:
     """Positional and keyword arguments of a batch."""
-    return (batch, {}) if isinstance(batch, tuple) else ((), dict(batch))
+    if isinstance(batch, Call):
+        return batch
+    return Call(batch, {}) if isinstance(batch, tuple) else Call((), dict(batch))
+
+
+def call(batch: Any, loss: Loss | None = None) -> Call:
+    """What a user's data yields as a call.
+
+    Args:
+        batch: A dict of keywords, a tuple or list of positional ones, or one tensor; with a loss
+            outside of the module a pair of such inputs and of the loss's targets.
+        loss: The loss.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    if loss is not None:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            rule = "with a loss outside of the module a batch is a pair (inputs, targets)"
+            raise InputError("data", type(batch).__name__, rule, "(inputs, targets)")
+        args, kwargs = call(batch[0])
+        targets = tuple(batch[1]) if isinstance(batch[1], list) else batch[1]
+        return Call(args, {**kwargs, TARGETS: targets})
+    if isinstance(batch, torch.Tensor):
+        return Call((batch,), {})
+    if not isinstance(batch, Mapping | tuple | list):
+        rule = "a batch is a dict of keyword tensors, or a tuple of positional ones"
+        raise InputError("data", type(batch).__name__, rule)
+    return call_of(tuple(batch) if isinstance(batch, list) else batch)
 
 
 def _has_batch(leaf: Any) -> bool:

@@ -34,7 +34,7 @@ from rlplace.runtime.jobs import (
     write_jobs,
 )
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 
 #: (job, step, seconds) of every step, as rank 0 sees it.
 Progress = Callable[[int, int, float], None]

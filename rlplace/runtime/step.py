@@ -67,8 +67,12 @@ class Interpreter:
         self._batched, self._reducer, self._optimizer = batched, reducer, optimizer
         self._recorder, self._seed = recorder, seed
         self.steps = 0
+        #: Largest global norm of the gradients, if they are clipped; and what it was.
+        self.clip: float | None = None
+        self.norm: float | None = None
         self._last = len(plan.stages) - 1
-        self._weight = 1.0 / (plan.micro_batches * plan.stages[-1].mesh.dp)
+        self._losses = plan.micro_batches * plan.stages[-1].mesh.dp
+        self._weight, self._batch, self._ahead = 1.0 / self._losses, 0, 0
         self._final = {stage: max(self._positions(stage)) for stage in stages}
         self._posted: dict[int, Receipt] = {}
         self._flights: dict[tuple[int, int], Flight] = {}
@@ -87,28 +91,31 @@ class Interpreter:
         for stage in self._stages.values():
             stage.hold = tracker.hold if tracker is not None else hold_nothing
 
-    def step(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def step(self, *batches: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Run one optimizer step.
 
         Args:
-            batch: User inputs of the global batch, by placeholder.
+            batches: User inputs of a global batch, by placeholder; several are gone through one
+                after the other, and their gradients averaged.
 
         Returns:
             This replica's share of the mean loss, on ranks of the last stage.
         """
         self._loss = None
+        self._weight = 1.0 / self._losses / len(batches)
         self.steps += 1
         self._reducer.start()
-        with self._live or contextlib.nullcontext():
-            self._run_actions(batch)
+        for self._batch, batch in enumerate(batches):
+            self._ahead = len(batches) - 1 - self._batch
+            with self._live or contextlib.nullcontext():
+                self._run_actions(batch)
         with self._recorder.event("reduce"):
             self._reducer.finish()
+            if self.clip is not None:
+                self.norm = self._reducer.clip(self.clip)
         if self._optimizer is not None:
             with self._recorder.event("optimizer"):
                 self._reducer.update(self._optimizer)
-        for border in self._borders.values():
-            border.forward.settle()
-            border.backward.settle()
         return self._loss
 
     def _run_actions(self, batch: Mapping[str, torch.Tensor]) -> None:
@@ -119,6 +126,9 @@ class Interpreter:
                 self._forward(position, action, batch)
             else:
                 self._backward(position, action)
+        for border in self._borders.values():
+            border.forward.settle()
+            border.backward.settle()
 
     def _forward(self, position: int, action: Action, batch: Mapping[str, torch.Tensor]) -> None:
         received = self._arrived(position, action)
@@ -141,7 +151,8 @@ class Interpreter:
             self._borders[action.stage + 1].forward.send(action.micro_batch, given)
 
     def _run(self, action: Action, inputs: dict[str, Any], received: dict[str, Any]) -> Any:
-        moment = seed_of(self._seed, self.steps, self._first_row(action))
+        row = self._batch * self._plan.global_batch + self._first_row(action)
+        moment = seed_of(self._seed, self.steps, row)
         with self._tracker.watching() if self._tracker else contextlib.nullcontext():
             return self._stages[action.stage](inputs, received, moment)
 
@@ -167,7 +178,7 @@ class Interpreter:
                 border.send(action.micro_batch, _gradients(flight.received))
 
     def _is_last(self, position: int) -> bool:
-        return position == self._final[self._actions[position].stage]
+        return not self._ahead and position == self._final[self._actions[position].stage]
 
     def _post(self, position: int) -> None:
         """Start receiving what the action at a position waits for."""

@@ -1,221 +1,357 @@
-"""`rlplace.run`: a plan and a module, on the ranks that torchrun started."""
+"""Trains a module by a plan, step by step, on the ranks that torchrun started."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from rlplace.errors import InputError
+from rlplace.errors import InputError, RankFailedError
 from rlplace.graph.program import Program
+from rlplace.graph.tracing.twins import Loss
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly, OptimizerFactory, assemble, optimizer_factory
-from rlplace.runtime.cuts import BUCKET_BYTES
-from rlplace.runtime.gather import Notes, full_tensors, measurement, memory_use, traffic_of
+from rlplace.runtime.feed import Feed
+from rlplace.runtime.gather import full_tensors
+from rlplace.runtime.interrupts import polite_stop
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.memory import ActivationTracker, LiveTracker, resident_peak
-from rlplace.runtime.model import Batch, Model, batches, cast, load_model, peek, user_inputs
-from rlplace.runtime.precision import PRECISIONS
+from rlplace.runtime.model import Batch, Model, batched_inputs, call, cast, load_model, user_inputs
+from rlplace.runtime.notebook import Notebook
+from rlplace.runtime.options import Options
+from rlplace.runtime.reports import Callback, StepReport, Word, exchange
+from rlplace.runtime.trained import Settings
 from rlplace.runtime.validate import validate
 from rlplace.runtime.world import World, join
-from rlplace.simulate.types import MemoryUse
+
+#: From an optimizer to what changes its learning rate.
+SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler | ReduceLROnPlateau]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a run goes.
-
-    Args:
-        steps: Measured steps.
-        warmup: Steps before them; in the very first step activations are counted.
-        lr: Learning rate of the named optimizers.
-        seed: Seed of the parameters and of dropout.
-        overlap: Reduce gradients while backward runs.
-        bucket_bytes: Gradients that are reduced together.
-        collect: Gather full gradients, weights and buffers to rank 0 after the last step.
-        dtype: Replaces the dtype of the plan's precision (``float64`` in tests).
-    """
-
-    steps: int = 20
-    warmup: int = 3
-    lr: float = 1e-3
-    seed: int = 0
-    overlap: bool = True
-    bucket_bytes: int = BUCKET_BYTES
-    collect: bool = False
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("steps", self.steps, 1), ("warmup", self.warmup, 0)):
-            if value < least:
-                raise InputError(name, value, f"must be at least {least}", least)
-        if self.dtype not in (None, "float64", "float32", "bfloat16"):
-            raise InputError("dtype", self.dtype, "must be float64, float32 or bfloat16")
-
-    def dtype_for(self, plan: Plan) -> torch.dtype:
-        """The dtype of float parameters and inputs."""
-        if self.dtype is not None:
-            found = getattr(torch, self.dtype)
-            assert isinstance(found, torch.dtype)
-            return found
-        known = PRECISIONS.get(plan.precision)
-        return known.weight if known is not None else torch.float32
-
-
-def run(
-    plan: Plan,
-    model_fn: Callable[[], nn.Module],
-    data: Iterable[Batch] | None = None,
-    *,
-    example: Batch | None = None,
-    options: Options | None = None,
-    optimizer: str | OptimizerFactory | None = None,
-    graph: OpGraph | None = None,
-    program: Program | None = None,
-    device: str = "cpu",
-    timeout: float = 600.0,
-    world: World | None = None,
-    on_step: Callable[[int, float], None] | None = None,
-) -> Measurement:
-    """Train a module by a plan and measure the steps. Every rank calls this.
+class Trainer:
+    """A module in training by a plan. Every rank makes one, and calls the same methods.
 
     Start it under torchrun, with at least as many ranks as the plan uses. Every rank makes the
     whole module with the same seed and keeps its own part of it. Batch norm takes its statistics
     from each micro-batch of each replica, as plain data parallel training does.
 
+    The first ``warmup + steps`` steps (of the options) are measured, see `measurement`.
+
     Args:
         plan: Made for the graph of this module.
-        model_fn: Makes the module; the first thing that `forward` returns is the mean loss. The
-            mean must be over as many items in every sample (no ignored labels).
-        data: Batches of the plan's global batch, the same on every rank: dicts of keyword tensors
-            or tuples of positional ones; by default the example, repeated to the global batch.
-        example: A batch of at least 2 samples; by default the first one of `data`, or what the
-            library gives for `plan.source`.
-        options: Steps, seed, learning rate.
+        model_fn: Makes the module. Without `loss`, the first thing that `forward` returns is the
+            mean loss; the mean must be over as many items in every sample (no ignored labels).
+        example: A batch of at least 2 samples, with which the module is captured; by default what
+            the library gives for `plan.source`, or else the first batch.
+        loss: A loss outside of the module: ``loss(output, *targets)`` gives the mean over the
+            batch. A batch is then a pair (inputs, targets).
         optimizer: ``adamw``, ``sgd``, ``sgd-momentum`` or a function from a list of parameters to
             an optimizer; by default the plan's.
+        groups: From a name and a parameter to the optimizer's settings for it
+            (``{"weight_decay": 0.0}``); such an optimizer is made from parameter groups.
+        scheduler: A function from that optimizer to a scheduler of `torch.optim.lr_scheduler`,
+            which steps once a step (`ReduceLROnPlateau` with the loss).
+        clip: Largest global 2-norm of the gradients.
+        accumulate: Batches of which `fit` makes one step.
+        options: Learning rate, seed, and how many steps are measured.
         graph: The graph of the plan, if it is at hand; otherwise the module is captured.
         program: The exported module, if it is at hand.
         device: ``cpu`` (gloo, every rank pinned to a core) or ``cuda`` (NCCL).
         timeout: Seconds after which a rank gives up waiting for another.
         world: Ranks that were joined before; by default `join(device, timeout)`.
-        on_step: Called on every rank after each step, with its index and its seconds here.
-
-    Returns:
-        The same on every rank, but for `tensors`, which rank 0 alone has.
+        callbacks: Told of every step on this rank.
 
     Raises:
         InputError: If the plan is for another graph, more ranks, or a batch of another size;
             before any collective.
         RankFailedError: If a rank failed; names it and the cause.
     """
-    options = options or Options()
-    world = world or join(device, timeout)
-    dtype = options.dtype_for(plan)
 
-    def prepare() -> tuple[Model, Iterator[dict[str, Any]], OptimizerFactory]:
-        make = optimizer_factory(optimizer or plan.optimizer, options.lr)
-        first, stream = peek(data) if data is not None else (None, None)
-        sample = cast(example or first or _library_example(plan, options.seed), dtype)
-        model = load_model(
-            plan,
-            model_fn,
-            sample,
-            dtype=dtype,
-            seed=options.seed,
-            graph=graph,
-            program=program,
-        )
-        validate(plan, model.graph, model.program, world.size)
-        flow = _on_device(
-            model.program, batches(stream, sample, plan.global_batch), plan, dtype, world
-        )
-        return model, flow, make
+    def __init__(
+        self,
+        plan: Plan,
+        model_fn: Callable[[], nn.Module],
+        *,
+        example: Any = None,
+        loss: Loss | None = None,
+        optimizer: str | OptimizerFactory | None = None,
+        groups: Settings | None = None,
+        scheduler: SchedulerFactory | None = None,
+        clip: float | None = None,
+        accumulate: int = 1,
+        options: Options | None = None,
+        graph: OpGraph | None = None,
+        program: Program | None = None,
+        device: str = "cpu",
+        timeout: float = 600.0,
+        world: World | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.plan, self.options = plan, options or Options()
+        self.accumulate, self.callbacks = accumulate, list(callbacks)
+        #: Steps so far, and batches taken by `fit`.
+        self.steps = self.taken = 0
+        #: Whether the last `fit` was ended by Ctrl-C.
+        self.interrupted = False
+        self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
+        self._model_fn, self._loss, self._make_scheduler = model_fn, loss, scheduler
+        self._settings, self._clip = groups, clip
+        self._graph, self._program = graph, program
+        self._dtype = self.options.dtype_for(plan)
+        self._assembly: Assembly | None = None
+        self._notebook: Notebook | None = None
+        self.world = world or join(device, timeout)
 
-    try:
-        model, flow, make = world.together(prepare)
+        def prepare() -> tuple[OptimizerFactory, Model | None]:
+            if accumulate < 1:
+                raise InputError("accumulate", accumulate, "must be at least 1", 1)
+            if clip is not None and not clip > 0:
+                raise InputError("clip", clip, "must be above 0")
+            make = optimizer_factory(optimizer or plan.optimizer, self.options.lr)
+            known = example is not None or bool(plan.source)
+            return make, self._make_model(example) if known else None
+
+        with self._closing_on_error():
+            self._make_optimizer, model = self.world.together(prepare)
+            if model is not None:
+                self._assemble(model)
+
+    @property
+    def assembly(self) -> Assembly:
+        """What this rank runs.
+
+        Raises:
+            InputError: Before the first batch, where no example was given.
+        """
+        if self._assembly is None:
+            rule = "is needed to capture the module before the first batch"
+            raise InputError("example", None, rule)
+        return self._assembly
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the process group, if this trainer made it."""
+        self.world.close()
+
+    def step(self, *batches: Any) -> StepReport:
+        """Make one optimizer step.
+
+        Args:
+            batches: The same on every rank, each of the plan's global batch or smaller; the
+                gradients of several are averaged over all their samples.
+        """
+        self._start(batches[0])
+        with self._guarded():
+            return self._step(batches, lambda: (False, False))[0]
+
+    def fit(self, data: Iterable[Any], steps: int | None = None) -> list[StepReport]:
+        """Train on data, `accumulate` batches a step.
+
+        All ranks stop together when one of them has no more data. Ctrl-C lets the step that runs
+        finish (`interrupted`); a second one interrupts.
+
+        Args:
+            data: Batches, the same on every rank.
+            steps: How many to make; by default until the data ends.
+
+        Raises:
+            InputError: If there is no data at all.
+            RankFailedError: If a rank failed; names it and the cause.
+        """
+        feed = Feed(data, self.accumulate, steps)
+        if not self.world.together(feed.advance):
+            raise InputError("data", "empty", "must yield a batch for every step")
+        self._start(feed.batches[0])
+        reports: list[StepReport] = []
+        for callback in self.callbacks:
+            callback.begin(steps)
         try:
-            assembly = assemble(
-                world, plan, model, make, options.overlap, options.bucket_bytes, options.seed
+            with self._guarded(), polite_stop() as asked:
+                going = True
+                while going:
+                    self.taken += len(feed.batches)
+                    report, said = self._step(feed.batches, lambda: (asked(), not feed.advance()))
+                    reports.append(report)
+                    self.interrupted = bool(said.stop)
+                    going = not (said.stop or said.over)
+        finally:
+            for callback in self.callbacks:
+                callback.end()
+        return reports
+
+    def measurement(self) -> Measurement:
+        """What was measured; every rank calls this, and all get the same.
+
+        Rank 0 alone has `tensors`, where the options ask for them.
+        """
+        assert self._notebook is not None
+        with self._guarded():
+            result = self._notebook.measurement(self.world, self.plan, self.assembly)
+            if self.options.collect:
+                result.tensors.update(full_tensors(self.world, self.assembly))
+        return result
+
+    def _make_model(self, example: Any) -> Model:
+        """The module, captured where need be, and found to fit the plan."""
+        if example is None:
+            example = library_example(self.plan, self.options.seed)
+        model = load_model(
+            self.plan,
+            self._model_fn,
+            cast(call(example, self._loss), self._dtype),
+            dtype=self._dtype,
+            seed=self.options.seed,
+            loss=self._loss,
+            graph=self._graph,
+            program=self._program,
+        )
+        validate(self.plan, model.graph, model.program, self.world.size)
+        return model
+
+    def _start(self, first: Any) -> None:
+        """Capture the module with the first batch, if that is still to be done."""
+        if self._assembly is None:
+            with self._closing_on_error():
+                self._assemble(self.world.together(lambda: self._make_model(first)))
+
+    def _assemble(self, model: Model) -> None:
+        with self._guarded():
+            self._inputs, self._batched = model.program, batched_inputs(model.program)
+            self._tokens = model.graph.tokens_per_sample
+            options = self.options
+            self._assembly = assembly = assemble(
+                self.world,
+                self.plan,
+                model,
+                self._make_optimizer,
+                options.overlap,
+                options.bucket_bytes,
+                options.seed,
+                self._settings,
             )
-            del model  # the ranks' own parts are all that is left of it
-            return _train(world, plan, assembly, flow, options, on_step)
-        except Exception as error:
-            raise world.fail(error) from error
-    finally:
-        world.close()
+            if assembly.interpreter is not None:
+                assembly.interpreter.clip = self._clip
+            if self._make_scheduler is not None and assembly.optimizer is not None:
+                self.scheduler = self._make_scheduler(assembly.optimizer)
+            self._notebook = Notebook(assembly, options.warmup, options.steps, self.world.device)
 
+    def _step(
+        self, batches: Sequence[Any], ending: Callable[[], tuple[bool, bool]]
+    ) -> tuple[StepReport, Word]:
+        """One step, from a barrier to the word of all ranks.
 
-def _train(
-    world: World,
-    plan: Plan,
-    assembly: Assembly,
-    flow: Iterator[dict[str, Any]],
-    options: Options,
-    on_step: Callable[[int, float], None] | None,
-) -> Measurement:
-    before = resident_peak()
-    tracker = ActivationTracker([*assembly.params().values(), *assembly.buffers().values()])
-    live = LiveTracker()
-    notes = Notes([], [], [], [], MemoryUse(), 0, {})
-    assembly.recorder.active = True
-    for index in range(options.warmup + options.steps):
-        if assembly.interpreter is not None:
-            assembly.interpreter.track(*((None, None) if index else (tracker, live)))
-        if index == 1 and world.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(world.device)
-        loss = _timed_step(world, plan, assembly, next(flow), notes)
-        if loss is not None and world.rank in plan.stages[-1].mesh.firsts:
-            notes.losses.append(float(loss))
-        if on_step is not None:
-            on_step(index, notes.ends[-1] - notes.starts[-1])
-    notes.memory = memory_use(assembly, tracker.peak, live.peak, world.device)
-    notes.resident = resident_peak() - before
-    notes.traffic = traffic_of(assembly)
-    result = measurement(world, plan, notes, options.warmup)
-    if options.collect:
-        result.tensors.update(full_tensors(world, assembly))
-    return result
+        Args:
+            batches: Of this step.
+            ending: Asked after it: whether this rank wants to stop, and has no more data.
+        """
+        assert self._notebook is not None
+        inputs = [self._on_device(batch) for batch in batches]
+        samples = sum(self._samples(one) for one in inputs)
+        with self._notebook.open() as page:
+            dist.barrier()
+            page.start = time.perf_counter()
+            share = self._run(inputs)
+            if self.world.device.type == "cuda":
+                torch.cuda.synchronize(self.world.device)
+            page.end = time.perf_counter()
+            page.loss = share
+        stop, over = ending()
+        own = Word(share or 0.0, page.end - page.start, self._lr(), self._norm(), stop, over)
+        said = exchange(self.world, own)
+        self._schedule(said.loss)
+        self.steps += 1
+        report = StepReport(
+            self.steps,
+            said.loss,
+            said.seconds,
+            said.lr if math.isfinite(said.lr) else math.nan,
+            said.norm if math.isfinite(said.norm) else None,
+            samples,
+            samples * self._tokens / said.seconds,
+            self._notebook.peak(),
+        )
+        for callback in self.callbacks:
+            callback.step(report)
+        return report, said
 
+    def _run(self, inputs: Sequence[dict[str, Any]]) -> float | None:
+        """The work of this rank; gives its share of the loss, on one rank of each last replica."""
+        assembly = self.assembly
+        if assembly.interpreter is None:
+            return None
+        math_only = self.plan.attention == "math"
+        with sdpa_kernel(SDPBackend.MATH) if math_only else contextlib.nullcontext():
+            loss = assembly.interpreter.step(*inputs)
+        counts = self.world.rank in self.plan.stages[-1].mesh.firsts
+        return float(loss) if counts and loss is not None else None
 
-def _timed_step(
-    world: World, plan: Plan, assembly: Assembly, batch: dict[str, Any], notes: Notes
-) -> torch.Tensor | None:
-    """One step, from a barrier to the end of this rank's work."""
-    kernel = sdpa_kernel(SDPBackend.MATH) if plan.attention == "math" else contextlib.nullcontext()
-    assembly.recorder.events = []
-    dist.barrier()
-    notes.starts.append(time.perf_counter())
-    with kernel:
-        loss = assembly.interpreter.step(batch) if assembly.interpreter is not None else None
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-    notes.ends.append(time.perf_counter())
-    notes.events.append(assembly.recorder.events)
-    return loss
+    def _lr(self) -> float:
+        optimizer = self.assembly.optimizer
+        return float(optimizer.param_groups[0]["lr"]) if optimizer is not None else -math.inf
 
+    def _norm(self) -> float:
+        interpreter = self.assembly.interpreter
+        norm = interpreter.norm if interpreter is not None else None
+        return -math.inf if norm is None else norm
 
-def _on_device(
-    program: Program, stream: Iterator[Batch], plan: Plan, dtype: torch.dtype, world: World
-) -> Iterator[dict[str, Any]]:
-    """The batches as user inputs on this rank's device."""
-    for batch in stream:
-        values = user_inputs(program, cast(batch, dtype), plan.global_batch)
-        yield {
-            name: value.to(world.device) if isinstance(value, torch.Tensor) else value
+    def _schedule(self, loss: float) -> None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(loss)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def _samples(self, inputs: dict[str, Any]) -> int:
+        sizes = [inputs[name].shape[0] for name in self._batched]
+        return int(sizes[0]) if sizes else self.plan.global_batch
+
+    def _on_device(self, batch: Any) -> dict[str, Any]:
+        """A batch as user inputs on this rank's device."""
+        wanted = cast(call(batch, self._loss), self._dtype)
+        values = user_inputs(self._inputs, wanted, self.plan.global_batch)
+        return {
+            name: value.to(self.world.device) if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
         }
 
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Around what the other ranks wait for: tell them what went wrong."""
+        try:
+            yield
+        except RankFailedError:
+            raise
+        except Exception as error:
+            raise self.world.fail(error) from error
 
-def _library_example(plan: Plan, seed: int) -> Batch:
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+def library_example(plan: Plan, seed: int) -> Batch:
     """What the library gives for the model of a plan.
 
     Raises:

@@ -27,7 +27,7 @@ from rlplace.runtime.jobs import Fault, Job, read_jobs, write_codes, write_error
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.model import Batch, cast
 from rlplace.runtime.ranks import Ranks, die_with_parent
-from rlplace.runtime.trainer import run
+from rlplace.runtime.run import run
 from rlplace.runtime.world import World, join
 
 #: In place of the name of an order: end the ranks, but keep the models.

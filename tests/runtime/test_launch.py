@@ -12,7 +12,7 @@ import pytest
 from rlplace.errors import InputError, RankFailedError
 from rlplace.runtime.jobs import Fault, Job
 from rlplace.runtime.launch import launch, launch_many
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 from tests.runtime.small import graph, plan, workers
 
 
@@ -79,7 +79,8 @@ from torch import nn
 import rlplace.graph.capture
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
-from rlplace.runtime.trainer import Options, run
+from rlplace.runtime.options import Options
+from rlplace.runtime.run import run
 from rlplace.runtime.validate import stand_in_cluster
 
 

@@ -12,8 +12,8 @@ from rlplace.graph.library import build
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
 from rlplace.runtime.jobs import Fault, Job
+from rlplace.runtime.options import Options
 from rlplace.runtime.pool import Pool
-from rlplace.runtime.trainer import Options
 from rlplace.runtime.validate import stand_in_cluster
 from tests.runtime.small import graph, plan, workers
 

@@ -28,7 +28,7 @@ from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.model import cast
-from rlplace.runtime.trainer import Options
+from rlplace.runtime.options import Options
 from rlplace.runtime.validate import stand_in_cluster
 
 pytestmark = pytest.mark.dist

@@ -1,0 +1,220 @@
+"""A trainer driven from a script of one's own, on two ranks of torchrun."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.dist
+
+SCRIPT = """
+import json
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+
+from rlplace.errors import InputError
+from rlplace.graph.capture import capture
+from rlplace.plan.types import Instance
+from rlplace.plan.uniform import uniform_plan
+from rlplace.runtime.options import Options
+from rlplace.runtime.trainer import Trainer
+from rlplace.runtime.validate import stand_in_cluster
+from rlplace.runtime.world import join
+from tests.runtime.test_trainer import CLIP, DATA, Net, halves, settings
+
+loss = nn.MSELoss()
+graph = capture(Net(), (DATA[0][0],), loss=loss, targets=DATA[0][1])
+plan = uniform_plan(Instance(graph, stand_in_cluster(2), 8, precision="fp32"), pp=2)
+world = join("cpu", 30)
+world.owned = False
+found = {}
+
+
+def trainer(**more):
+    more = {"options": Options(steps=4, warmup=1)} | more
+    return Trainer(plan, Net, loss=loss, graph=graph, world=world, **more)
+
+
+class Stopper:
+    steps = []
+    def begin(self, steps):
+        self.total = steps
+    def step(self, report):
+        self.steps.append(report.step)
+        if world.rank == 1 and report.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+    def end(self):
+        self.ended = True
+
+
+with trainer(accumulate=2, scheduler=halves) as one:
+    reports = one.fit(DATA)
+    found["losses"] = [report.loss for report in reports]
+    found["lr"] = [report.lr for report in reports]
+    found["samples"] = [report.samples for report in reports]
+    found["taken"] = one.taken
+    found["step"] = one.step(*DATA[:2]).step
+    measured = one.measurement()
+    found["measured"] = [len(measured.step_times), list(measured.losses)]
+
+with trainer() as two:
+    found["uneven"] = len(two.fit(DATA[: 3 + world.rank]))
+    found["again"] = [report.step for report in two.fit(DATA, 2)]
+
+with trainer(clip=CLIP, groups=settings) as clipped:
+    reports = clipped.fit(DATA)
+    found["clipped"] = [[report.loss, report.grad_norm] for report in reports]
+
+listener = Stopper()
+with trainer(callbacks=[listener], scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau) as three:
+    three.fit(DATA, 6)
+    found["interrupted"] = [three.interrupted, listener.steps, listener.total, listener.ended]
+
+for name, call in {
+    "empty": lambda: trainer().fit([]),
+    "accumulate": lambda: trainer(accumulate=0),
+    "pair": lambda: trainer().fit([DATA[0][0]]),
+    "optimizer": lambda: trainer(optimizer="adam"),
+}.items():
+    try:
+        call()
+    except InputError as error:
+        found[name] = str(error)
+with open(f"{sys.argv[1]}/{world.rank}.json", "w") as stream:
+    json.dump(found, stream)
+"""
+
+
+class Net(nn.Module):
+    """Four layers without a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layers(x)
+        return made
+
+
+_DRAWS = torch.Generator().manual_seed(1)
+#: An odd number, so that the last accumulated step has one batch.
+DATA = [
+    (torch.randn(8, 8, generator=_DRAWS), torch.randn(8, 8, generator=_DRAWS)) for _ in range(7)
+]
+
+
+CLIP = 0.3
+
+
+def settings(name: str, param: nn.Parameter) -> dict[str, float]:
+    """Biases learn slower, and do not decay."""
+    return {"lr": 1e-4, "weight_decay": 0.0} if name.endswith("bias") else {"weight_decay": 0.5}
+
+
+def halves(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
+    """Halves the learning rate at every step."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the two ranks of the script have found."""
+    folder = tmp_path_factory.mktemp("trainer")
+    script = folder / "train.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n{SCRIPT}"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(script), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_steps_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    net, loss = Net(), nn.MSELoss()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    schedule = halves(optimizer)
+    losses, rates = [], []
+    for batches in (DATA[:2], DATA[2:4], DATA[4:6], DATA[6:]):
+        optimizer.zero_grad()
+        mean = torch.stack([loss(net(inputs), targets) for inputs, targets in batches]).mean()
+        torch.autograd.backward(mean)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+        losses.append(mean.item())
+    for rank in found:
+        assert rank["losses"] == pytest.approx(losses, rel=1e-5)
+        assert rank["lr"] == pytest.approx(rates)
+        assert rank["samples"] == [16, 16, 16, 8]
+        assert (rank["taken"], rank["step"]) == (7, 5)
+
+
+def test_clipping_and_groups_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    net, loss = Net(), nn.MSELoss()
+    groups = [
+        {"params": [param], **settings(name, param)} for name, param in net.named_parameters()
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    expected = []
+    for inputs, targets in DATA:
+        optimizer.zero_grad()
+        mean = loss(net(inputs), targets)
+        torch.autograd.backward(mean)
+        norm = nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        optimizer.step()
+        expected.append([mean.item(), norm.item()])
+    assert min(norm for _, norm in expected) > CLIP
+    for rank in found:
+        for got, wanted in zip(rank["clipped"], expected, strict=True):
+            assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_first_steps_are_measured(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        times, losses = rank["measured"]
+        assert times == 4
+        assert losses[:4] == pytest.approx(rank["losses"])
+        assert len(losses) == 5
+
+
+def test_ranks_with_less_data_end_the_others(found: list[dict[str, Any]]) -> None:
+    assert [rank["uneven"] for rank in found] == [3, 3]
+    assert [rank["again"] for rank in found] == [[4, 5], [4, 5]]
+
+
+def test_ctrl_c_on_one_rank_ends_all_after_one_step(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["interrupted"] == [True, [1, 2, 3], 6, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("empty", "data='empty': must yield a batch"),
+        ("accumulate", "accumulate=0: must be at least 1"),
+        ("pair", r"a batch is a pair \(inputs, targets\)"),
+        ("optimizer", "nearest legal: adamw"),
+    ],
+)
+def test_mistakes_are_refused_on_every_rank(
+    found: list[dict[str, Any]], name: str, message: str
+) -> None:
+    for rank in found:
+        assert re.search(message, rank[name])

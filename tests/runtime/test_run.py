@@ -6,6 +6,7 @@ Models run in float64; what is left are their losses, which the library computes
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
@@ -24,6 +25,7 @@ from rlplace.plan.types import (
     redoes_attention,
 )
 from rlplace.plan.uniform import make_plan
+from rlplace.runtime.boundary import layouts_of
 from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
@@ -369,3 +371,56 @@ def test_dropout_draws_the_masks_of_one_process(name: str) -> None:
             assert torch.equal(found.tensors[key], tensor), key
         elif key.startswith("gradient/"):
             torch.testing.assert_close(found.tensors[key], tensor)
+
+
+#: One stage each; all that its ranks send each other is the collectives of its layouts.
+COUNTED = {
+    "shard": Case("gpt", ((1, 2),), 2),
+    "resnet": Case("resnet", ((1, 2),), 2),
+    "sequence": Case("llama", ((1, 2),), 2, layout="sequence"),
+    "sequence t5": Case("t5", ((1, 2),), 2, layout="sequence"),
+    "shard-through": Case("t5", ((1, 2),), 2, layout="shard-through"),
+    "expert": Case("mixtral", ((1, 2),), 2, layout="expert"),
+    "expert-sequence": Case("mixtral", ((1, 2),), 2, layout="expert-sequence"),
+    "attention": Case("llama", ((1, 2),), 2, recompute="attention", layout="sequence"),
+    "recompute": Case("llama", ((1, 2),), 2, recompute="full", layout="sequence"),
+    "joined": Case("llama", ((1, 2),), 2, recompute="joined", layout="sequence"),
+    "context": Case("gpt", ((1, 1),), 2, cp=(2,)),
+    "context, gathered keys": Case("llama", ((1, 1),), 2, cp=(2,)),
+}
+
+
+@functools.cache
+def counted() -> dict[str, Measurement]:
+    options = Options(steps=1, warmup=0)
+    jobs = [replace(case.job(), options=options) for case in COUNTED.values()]
+    return dict(zip(COUNTED, launch_many(jobs, timeout=30, limit=120), strict=True))
+
+
+def layouts_send(case: Case, forwards: int) -> Counter[str]:
+    """Bytes that the ranks give to each collective in a step, with so many forward passes."""
+    plan, graph, found = case.plan(), graph_of(case.model), Counter[str]()
+    (stage,) = plan.stages
+    degree = len(stage.mesh.devices)
+    for layout in layouts_of(graph, stage).values():
+        for one in layout.collectives:
+            times = forwards if one.phase == "forward" else 1
+            shares = degree if one.kind in ("all_gather", "all_to_all") else 1
+            floats = one.floats(plan.micro_batch) * plan.micro_batches * times
+            found[one.kind] += round(floats * 4 * degree / shares)
+    if stage.mesh.cp > 1:
+        found["all_reduce"] += 4 * graph.params * degree  # of the gradients
+    return found
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_ranks_send_what_their_layouts_say(name: str) -> None:
+    case = COUNTED[name]
+    sent = {kind: given for kind, given in counted()[name].traffic.items() if given}
+    once, twice = layouts_send(case, 1), layouts_send(case, 2)
+    if case.recompute in ("none", "attention"):
+        assert sent == once
+        return
+    # A second run ends where nothing that backward needs is left: its last sums are not sent.
+    assert sent["all_gather"] == twice["all_gather"]
+    assert all(once[kind] <= sent[kind] <= twice[kind] for kind in twice)

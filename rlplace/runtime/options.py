@@ -25,6 +25,7 @@ class Options:
         bucket_bytes: Gradients that are reduced together.
         collect: Gather full gradients, weights and buffers to rank 0 after the last step.
         dtype: Replaces the dtype of the plan's precision (``float64`` in tests).
+        clip: Largest global 2-norm of the gradients; None leaves them as they are.
     """
 
     steps: int = 20
@@ -35,11 +36,14 @@ class Options:
     bucket_bytes: int = BUCKET_BYTES
     collect: bool = False
     dtype: str | None = None
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         for name, value, least in (("steps", self.steps, 1), ("warmup", self.warmup, 0)):
             if value < least:
                 raise InputError(name, value, f"must be at least {least}", least)
+        if self.clip is not None and not self.clip > 0.0:
+            raise InputError("clip", self.clip, "must be above 0", 1.0)
         if self.dtype not in (None, "float64", "float32", "bfloat16"):
             raise InputError("dtype", self.dtype, "must be float64, float32 or bfloat16")
 

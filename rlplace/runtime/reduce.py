@@ -210,7 +210,7 @@ class Reducer:
     def clip(self, max_norm: float) -> float:
         """Scale all gradients so that their global 2-norm is at most `max_norm`.
 
-        Every rank of the plan calls this, between `finish` and `update`.
+        Every rank of the plan calls this, after `finish`.
 
         Returns:
             The norm before, as `torch.nn.utils.clip_grad_norm_` of one process gives it.

@@ -27,6 +27,7 @@ from rlplace.runtime.interrupts import polite_stop
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.model import Batch, Model, batched_inputs, call, cast, load_model, user_inputs
 from rlplace.runtime.notebook import Notebook
+from rlplace.runtime.optimizers import check_optimizer
 from rlplace.runtime.options import Options
 from rlplace.runtime.reports import Callback, StepReport, Word, exchange
 from rlplace.runtime.trained import Settings
@@ -60,7 +61,7 @@ class Trainer:
             (``{"weight_decay": 0.0}``); such an optimizer is made from parameter groups.
         scheduler: A function from that optimizer to a scheduler of `torch.optim.lr_scheduler`,
             which steps once a step (`ReduceLROnPlateau` with the loss).
-        clip: Largest global 2-norm of the gradients.
+        clip: Largest global 2-norm of the gradients; by default that of the options.
         accumulate: Batches of which `fit` makes one step.
         options: Learning rate, seed, and how many steps are measured.
         graph: The graph of the plan, if it is at hand; otherwise the module is captured.
@@ -104,24 +105,25 @@ class Trainer:
         self.interrupted = False
         self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
         self._model_fn, self._loss, self._make_scheduler = model_fn, loss, scheduler
-        self._settings, self._clip = groups, clip
+        self._settings = groups
+        self._clip = clip if clip is not None else self.options.clip
         self._graph, self._program = graph, program
         self._dtype = self.options.dtype_for(plan)
         self._assembly: Assembly | None = None
         self._notebook: Notebook | None = None
         self.world = world or join(device, timeout)
 
-        def prepare() -> tuple[OptimizerFactory, Model | None]:
+        def prepare() -> Model | None:
             if accumulate < 1:
                 raise InputError("accumulate", accumulate, "must be at least 1", 1)
             if clip is not None and not clip > 0:
                 raise InputError("clip", clip, "must be above 0")
-            make = optimizer_factory(optimizer or plan.optimizer, self.options.lr)
+            self._make_optimizer = optimizer_factory(optimizer or plan.optimizer, self.options.lr)
             known = example is not None or bool(plan.source)
-            return make, self._make_model(example) if known else None
+            return self._make_model(example) if known else None
 
         with self._closing_on_error():
-            self._make_optimizer, model = self.world.together(prepare)
+            model = self.world.together(prepare)
             if model is not None:
                 self._assemble(model)
 
@@ -225,6 +227,7 @@ class Trainer:
             program=self._program,
         )
         validate(self.plan, model.graph, model.program, self.world.size)
+        check_optimizer(self.plan, model.graph, self._make_optimizer, self._settings is not None)
         return model
 
     def _start(self, first: Any) -> None:

@@ -91,6 +91,6 @@ def _check_loss(program: Program) -> None:
 def stand_in_cluster(count: int) -> Cluster:
     """A stand-in for a cluster: as many equal devices as there are ranks."""
     peak = dict.fromkeys(("fp32", "tf32", "bf16", "fp16", "fp8"), 1.0)
-    kind = DeviceKind("rank", 1, peak, 1.0)
+    kind = DeviceKind("rank", 1, peak, 1.0, host_bandwidth=1.0)
     node = Node(0, Link(1.0, 0.0))
     return Cluster(tuple(Device(i, "rank", 0) for i in range(count)), (node,), (kind,))

@@ -103,7 +103,7 @@ def expected(
     precision: str, clip: bool, chunks: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights and gradients after the steps of one process with its own master copies."""
-    wanted = spec("gpt", **ARGS)  # type: ignore[arg-type]
+    wanted = spec("gpt", **ARGS)
     torch.manual_seed(0)
     plain = precision in ("float64", "fp32", "bf16")
     dtype = {"float64": torch.float64, "fp32": torch.float32}.get(precision, torch.bfloat16)

@@ -11,7 +11,11 @@ LOGS := out/test
 # One thread a process: the tests start processes of their own, and time them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint type unit test-dist wheel bench nightly clean
+# Of the property test in `make nightly`; another seed draws other plans.
+PLANS ?= 200
+SEED ?= 1
+
+.PHONY: help demo test lint type unit test-dist wheel bench property nightly clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -49,7 +53,12 @@ wheel: $(READY) ## Build sdist and wheel, and use the wheel in an empty environm
 bench: $(READY) ## The scripts that the figures in README and docs come from
 	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-nightly: test bench ## Tests, then the long benchmarks
+property: $(READY) ## Random plans against one process; PLANS=200 SEED=1
+	mkdir -p $(LOGS)
+	RLPLACE_PLANS=$(PLANS) RLPLACE_SEED=$(SEED) $(BIN)/pytest -s --show-capture=no \
+		tests/runtime/test_property.py 2>&1 | tee $(LOGS)/property.log
+
+nightly: test property bench ## Tests, many random plans, then the long benchmarks
 
 clean: ## Remove what the other targets made, .venv excepted
 	rm -rf build dist out *.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache

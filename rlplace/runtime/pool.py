@@ -219,7 +219,8 @@ class _Server:
         for rank in codes:
             error = read_error(order, rank)
             if error is not None:
-                own = "" if error["kind"] == "RankFailedError" else f"rank {rank} failed: "
+                own = f"rank {rank} failed: {error['kind']}: "
+                own = "" if error["kind"] == "RankFailedError" else own
                 return f"{own}{error['message']} (job {error['job']}){self._tail(rank)}"
         failed = [rank for rank, code in codes.items() if code]
         if failed:

@@ -52,13 +52,14 @@ class World:
         """The process group of some ranks; every rank must ask for the same ones in order.
 
         Args:
-            ranks: Its members.
+            ranks: Its members. Their order is that of the group: it says which coordinate of a
+                mesh axis each has, and a mesh may have its devices in any order.
             purpose: Groups of the same ranks with another purpose have an order of their own.
         """
-        members = tuple(sorted(set(ranks)))
+        members = tuple(dict.fromkeys(ranks))
         if (purpose, members) not in self._groups:
             self._groups[purpose, members] = dist.new_group(
-                list(members), timeout=timedelta(seconds=self.timeout)
+                list(members), timeout=timedelta(seconds=self.timeout), sort_ranks=False
             )
         return self._groups[purpose, members]
 

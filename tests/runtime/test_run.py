@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from rlplace.graph.library import Argument, build, spec
 from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import (
@@ -29,31 +28,13 @@ from rlplace.runtime.boundary import layouts_of
 from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.model import cast
 from rlplace.runtime.options import Options
 from rlplace.runtime.validate import stand_in_cluster
+from tests.runtime.reference import MODELS, STEPPED_BY_SGD, expected, graph_of
 
 pytestmark = pytest.mark.dist
 
 BATCH, STEPS, TOLERANCE = 8, 2, 1e-5
-LAYERS = {"layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 96, "seq_len": 12}
-MODELS: dict[str, tuple[str, dict[str, Argument]]] = {
-    "gpt": ("gpt", {**LAYERS}),
-    "gpt-untied": ("gpt", {**LAYERS, "tie_embeddings": False}),
-    "gpt-dropout": ("gpt", {**LAYERS, "tie_embeddings": False, "dropout": 0.1}),
-    "llama": ("llama", {**LAYERS, "kv_heads": 2}),
-    "llama-wide": ("llama", {**LAYERS, "heads": 8, "kv_heads": 4}),
-    "bert": ("bert", {**LAYERS}),
-    "mixtral": ("mixtral", {**LAYERS, "layers": 1, "kv_heads": 4, "seq_len": 8}),
-    "resnet": ("resnet", {"depths": "1,1", "widths": "16,32", "stem": 8, "image": 32}),
-    "t5": ("t5", {**LAYERS, "head_dim": 8}),
-    "unet": ("unet-tiny", {}),
-    "dlrm": ("dlrm-tiny", {}),
-    "whisper": ("whisper-tiny", {}),
-    "gcn": ("gcn-tiny", {}),
-}
-#: Their casts to float32 leave gradients that AdamW would divide by hardly more than rounding.
-STEPPED_BY_SGD = ("llama-wide", "mixtral")
 
 
 @dataclass(frozen=True)
@@ -291,12 +272,6 @@ DROPOUT = {
 
 
 @functools.cache
-def graph_of(model: str) -> OpGraph:
-    name, args = MODELS[model]
-    return build(name, **args)  # type: ignore[arg-type]
-
-
-@functools.cache
 def measured(ranks: int) -> dict[str, Measurement]:
     """All cases that need so many ranks, in one launch."""
     cases = {n: case for n, case in {**CASES, **DROPOUT}.items() if case.start == ranks}
@@ -304,46 +279,12 @@ def measured(ranks: int) -> dict[str, Measurement]:
     return dict(zip(cases, results, strict=True))
 
 
-@functools.cache
-def expected(model: str, chunks: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses, and gradients, weights and buffers after the steps, of one process.
-
-    It takes the samples in as many chunks as the plan has micro-batches on replicas.
-    """
-    name, args = MODELS[model]
-    wanted = spec(name, **args)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    module = wanted.make().train().to(torch.float64)
-    kind = torch.optim.SGD if model in STEPPED_BY_SGD else torch.optim.AdamW
-    optimizer = kind(module.parameters(), lr=1e-3, fused=True)
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        batch = cast(wanted.example(BATCH, step), torch.float64)
-        assert isinstance(batch, dict)
-        total = 0.0
-        for chunk in range(chunks):
-            rows = slice(chunk * BATCH // chunks, (chunk + 1) * BATCH // chunks)
-            loss = module(**{key: value[rows] for key, value in batch.items()}) / chunks
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        losses.append(total)
-    tensors = {f"weight/{key}": value.detach() for key, value in module.named_parameters()}
-    if model == "resnet":
-        tensors |= {f"buffer/{key}": value for key, value in module.named_buffers()}
-    for key, value in module.named_parameters():
-        if value.grad is not None:
-            tensors[f"gradient/{key}"] = value.grad
-    return losses, tensors
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_process(name: str) -> None:
     case = CASES[name]
     found = measured(case.start)[name]
     dp = case.meshes[-1][0]
-    losses, tensors = expected(case.model, case.micro_batches * dp)
+    losses, tensors = expected(case.model, case.micro_batches * dp, BATCH, STEPS)
     assert found.losses == pytest.approx(losses, rel=TOLERANCE)
     kinds = ("gradient/", "weight/", *(["buffer/"] if dp == 1 else []))
     largest = max(float(t.abs().max()) for k, t in tensors.items() if k.startswith("gradient/"))

@@ -50,7 +50,8 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
     begins = [min(n.starts[i] for n in notes) for i in range(len(own.starts))]
     times = [max(n.ends[i] for n in notes) - begin for i, begin in enumerate(begins)]
     counted = sorted(range(warmup, len(times)), key=lambda index: times[index])
-    middle = counted[len(counted) // 2]
+    middle = counted[len(counted) // 2] if counted else None
+    events = [] if middle is None else [e for n in notes for e in n.events[middle]]
     traffic: Counter[str] = Counter()
     for note in notes:
         traffic.update(note.traffic)
@@ -60,8 +61,8 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
         losses=tuple(map(sum, zip(*(n.losses for n in notes if n.losses), strict=True))),
         memory=tuple(n.memory for n in notes),
         resident_growth=tuple(n.resident for n in notes),
-        timeline=merge([e for n in notes for e in n.events[middle]], begins[middle], "measured"),
-        traffic={kind: total // len(times) for kind, total in sorted(traffic.items())},
+        timeline=merge(events, 0.0 if middle is None else begins[middle], "measured"),
+        traffic={kind: total // max(1, len(times)) for kind, total in sorted(traffic.items())},
         device=world.device.type,
         graph=plan.graph,
     )

@@ -26,13 +26,16 @@ class Fault:
 
     Args:
         rank: The rank that fails.
-        step: After which step.
-        kind: It is killed, raises, or stops answering.
+        step: After which step, or in which one where a phase is given; the first is 0.
+        kind: It is killed, raises, stops answering, or finds its disk full.
+        phase: Kind of an event of this step (``F``, ``B``, ``reduce``, ``optimizer``), or
+            ``checkpoint``: while it writes what was saved after this step.
     """
 
     rank: int
     step: int
-    kind: Literal["kill", "raise", "stop"] = "kill"
+    kind: Literal["kill", "raise", "stop", "full"] = "kill"
+    phase: str = ""
 
 
 @dataclass(frozen=True)

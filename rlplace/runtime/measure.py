@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -122,10 +122,16 @@ class Recorder:
         self._rank, self._device = rank, device
         self.active = False
         self.events: list[Event] = []
+        #: What runs just now: the kind of the last event that began.
+        self.phase = "start"
+        #: Called with the kind of every event when it begins.
+        self.on_phase: Callable[[str], None] = lambda kind: None
 
     @contextmanager
     def event(self, kind: str, stage: int = -1, micro_batch: int = -1) -> Iterator[None]:
         """Note what runs inside; `time.perf_counter` is one clock for all processes of a host."""
+        self.phase = kind
+        self.on_phase(kind)
         if not self.active:
             yield
             return

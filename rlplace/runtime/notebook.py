@@ -84,7 +84,7 @@ class Notebook:
         notes = self._notes
         notes.memory = memory_use(assembly, self._tracker.peak, self._live.peak, world.device)
         notes.resident = resident_peak() - self._before
-        return measurement(world, plan, notes, min(self._warmup, len(notes.starts) - 1))
+        return measurement(world, plan, notes, min(self._warmup, max(0, len(notes.starts) - 1)))
 
     def _track(self, tracker: ActivationTracker | None, live: LiveTracker | None) -> None:
         if self._assembly.interpreter is not None:

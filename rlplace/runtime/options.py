@@ -8,6 +8,7 @@ import torch
 
 from rlplace.errors import InputError
 from rlplace.plan.types import Plan
+from rlplace.runtime.checkpoint import Checkpoints
 from rlplace.runtime.cuts import BUCKET_BYTES
 from rlplace.runtime.precision import PRECISIONS
 
@@ -26,6 +27,7 @@ class Options:
         collect: Gather full gradients, weights and buffers to rank 0 after the last step.
         dtype: Replaces the dtype of the plan's precision (``float64`` in tests).
         clip: Largest global 2-norm of the gradients; None leaves them as they are.
+        checkpoint: Where and how often the state is saved; a training goes on from what is there.
     """
 
     steps: int = 20
@@ -37,6 +39,7 @@ class Options:
     collect: bool = False
     dtype: str | None = None
     clip: float | None = None
+    checkpoint: Checkpoints | None = None
 
     def __post_init__(self) -> None:
         for name, value, least in (("steps", self.steps, 1), ("warmup", self.warmup, 0)):

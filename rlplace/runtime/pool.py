@@ -212,10 +212,12 @@ class _Server:
         codes = read_codes(order)
         for rank, code in codes.items():
             if code < 0:
-                return f"rank {rank} was ended by {signal.Signals(-code).name}{self._tail(rank)}"
+                how = f"was ended by {signal.Signals(-code).name}"
+                return f"rank {rank} {how}{self._said(order, codes)}{self._tail(rank)}"
         silent = [rank for rank in range(self._ranks) if codes and rank not in codes]
         if silent:
-            return f"rank {silent[0]} did not answer, and was ended"
+            how = "did not answer, and was ended"
+            return f"rank {silent[0]} {how}{self._said(order, codes)}{self._tail(silent[0])}"
         for rank in codes:
             error = read_error(order, rank)
             if error is not None:
@@ -226,6 +228,12 @@ class _Server:
         if failed:
             return f"rank {failed[0]} ended with code {codes[failed[0]]}{self._tail(failed[0])}"
         return f"the ranks did not start{self._tail()}"
+
+    def _said(self, order: Path, codes: Mapping[int, int]) -> str:
+        """What the first of the other ranks said that could."""
+        errors = ((rank, read_error(order, rank)) for rank in codes)
+        words = [f" (rank {rank}: {error['message']})" for rank, error in errors if error]
+        return words[0] if words else ""
 
     def _tail(self, rank: int | None = None) -> str:
         """The end of what a rank, or the process before the ranks, wrote to stderr."""

@@ -21,6 +21,7 @@ from rlplace.graph.tracing.twins import Loss
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly, OptimizerFactory, assemble, optimizer_factory
+from rlplace.runtime.checkpoint import Checkpointer, Position
 from rlplace.runtime.feed import Feed
 from rlplace.runtime.gather import full_tensors
 from rlplace.runtime.interrupts import polite_stop
@@ -70,6 +71,8 @@ class Trainer:
         timeout: Seconds after which a rank gives up waiting for another.
         world: Ranks that were joined before; by default `join(device, timeout)`.
         callbacks: Told of every step on this rank.
+        on_phase: Called on this rank with the kind of every event (``F``, ``reduce``) that begins,
+            and, in the thread that writes it, with each part of a ``checkpoint``.
 
     Raises:
         InputError: If the plan is for another graph, more ranks, or a batch of another size;
@@ -96,6 +99,7 @@ class Trainer:
         timeout: float = 600.0,
         world: World | None = None,
         callbacks: Sequence[Callback] = (),
+        on_phase: Callable[[str], None] | None = None,
     ) -> None:
         self.plan, self.options = plan, options or Options()
         self.accumulate, self.callbacks = accumulate, list(callbacks)
@@ -105,12 +109,14 @@ class Trainer:
         self.interrupted = False
         self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
         self._model_fn, self._loss, self._make_scheduler = model_fn, loss, scheduler
-        self._settings = groups
+        self._settings, self._on_phase = groups, on_phase
         self._clip = clip if clip is not None else self.options.clip
         self._graph, self._program = graph, program
         self._dtype = self.options.dtype_for(plan)
         self._assembly: Assembly | None = None
         self._notebook: Notebook | None = None
+        self._keeper: Checkpointer | None = None
+        self._made = 0  # steps of an earlier start that the data has yet to be led past
         self.world = world or join(device, timeout)
 
         def prepare() -> Model | None:
@@ -148,10 +154,15 @@ class Trainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None and self._keeper is not None:
+            with self._closing_on_error(), self._guarded():
+                self._keeper.finish(Position(self.steps, self.taken))
         self.close()
 
     def close(self) -> None:
         """Leave the process group, if this trainer made it."""
+        if self._keeper is not None:
+            self._keeper.wait()
         self.world.close()
 
     def step(self, *batches: Any) -> StepReport:
@@ -183,6 +194,8 @@ class Trainer:
         if not self.world.together(feed.advance):
             raise InputError("data", "empty", "must yield a batch for every step")
         self._start(feed.batches[0])
+        if not self.world.together(lambda: self._catch_up(feed)):
+            return []
         reports: list[StepReport] = []
         for callback in self.callbacks:
             callback.begin(steps)
@@ -199,6 +212,14 @@ class Trainer:
             for callback in self.callbacks:
                 callback.end()
         return reports
+
+    def _catch_up(self, feed: Feed) -> bool:
+        """Lead the data to where a checkpoint was; whether there is any left."""
+        assert self._keeper is not None
+        if feed.stateful and self._keeper.attach("data", feed):
+            self._made = 0
+        self._made = feed.skip(self._made)
+        return bool(feed.batches)
 
     def measurement(self) -> Measurement:
         """What was measured; every rank calls this, and all get the same.
@@ -241,6 +262,7 @@ class Trainer:
             self._inputs, self._batched = model.program, batched_inputs(model.program)
             self._tokens = model.graph.tokens_per_sample
             options = self.options
+            self.world.begin(self._phase)
             self._assembly = assembly = assemble(
                 self.world,
                 self.plan,
@@ -251,11 +273,24 @@ class Trainer:
                 options.seed,
                 self._settings,
             )
+            if self._on_phase is not None:
+                assembly.recorder.on_phase = self._on_phase
             if assembly.interpreter is not None:
                 assembly.interpreter.clip = self._clip
             if self._make_scheduler is not None and assembly.optimizer is not None:
                 self.scheduler = self._make_scheduler(assembly.optimizer)
             self._notebook = Notebook(assembly, options.warmup, options.steps, self.world.device)
+            self._keeper = Checkpointer(
+                options.checkpoint,
+                self.world,
+                self.plan,
+                assembly,
+                lambda: assembly.recorder.on_phase("checkpoint"),
+            )
+            start = self._keeper.resume()
+            self.steps, self.taken, self._made = start.step, start.batches, start.step
+            if self.scheduler is not None:
+                self._keeper.attach("scheduler", self.scheduler)
 
     def _step(
         self, batches: Sequence[Any], ending: Callable[[], tuple[bool, bool]]
@@ -294,6 +329,8 @@ class Trainer:
         )
         for callback in self.callbacks:
             callback.step(report)
+        assert self._keeper is not None
+        self._keeper.after_step(Position(self.steps, self.taken))
         return report, said
 
     def _run(self, inputs: Sequence[dict[str, Any]]) -> float | None:
@@ -306,6 +343,11 @@ class Trainer:
             loss = assembly.interpreter.step(*inputs)
         counts = self.world.rank in self.plan.stages[-1].mesh.firsts
         return float(loss) if counts and loss is not None else None
+
+    def _phase(self) -> str:
+        """What this rank does just now."""
+        phase = self._assembly.recorder.phase if self._assembly is not None else "assembly"
+        return f"{phase} of step {self.steps + 1}"
 
     def _lr(self) -> float:
         optimizer = self.assembly.optimizer

@@ -8,13 +8,15 @@ of folders with jobs, a line each, on stdin. A line on stdout says when an order
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -160,8 +162,8 @@ def _serve(world: World, order: Path, programs: Mapping[str, Program]) -> bytes:
     index = 0
     try:
         for index, job in enumerate(read_jobs(order)[0]):
-            report = _reporter(world.rank, index, job.fault)
-            measurement = run_job(world, job, programs[program_key(job)], report)
+            listener = _Listener(world.rank, index, job.fault)
+            measurement = run_job(world, job, programs[program_key(job)], listener)
             if world.rank == 0:
                 write_result(order, index, measurement)
     except Exception as error:
@@ -192,9 +194,7 @@ def _export(job: Job) -> Program:
     return export_program(twin, (), example)
 
 
-def run_job(
-    world: World, job: Job, program: Program, on_step: Callable[[int, float], None]
-) -> Measurement:
+def run_job(world: World, job: Job, program: Program, listener: _Listener) -> Measurement:
     """Run one job on the ranks that have joined; all of them call this."""
     model = spec(**job.source)  # type: ignore[arg-type]
 
@@ -211,21 +211,42 @@ def run_job(
         graph=job.graph,
         program=program,
         world=world,
-        on_step=on_step,
+        on_step=listener.on_step,
+        on_phase=listener.on_phase,
     )
 
 
-def _reporter(rank: int, job: int, fault: Fault | None) -> Callable[[int, float], None]:
-    def report(step: int, seconds: float) -> None:
-        if rank == 0:
-            print(json.dumps({"job": job, "step": step, "seconds": seconds}), flush=True)
-        if fault is not None and (fault.rank, fault.step) == (rank, step):
-            _fail(fault)
+class _Listener:
+    """Reports steps to the launcher, and fails where that was asked for."""
 
-    return report
+    def __init__(self, rank: int, job: int, fault: Fault | None) -> None:
+        self._rank, self._job = rank, job
+        self._fault = fault if fault is not None and fault.rank == rank else None
+        self._steps = 0
+
+    def on_step(self, step: int, seconds: float) -> None:
+        """A step is over."""
+        self._steps = step + 1
+        if self._rank == 0:
+            line = {"job": self._job, "step": step, "seconds": seconds}
+            print(json.dumps(line), flush=True)
+        if self._fault is not None and (self._fault.phase, self._fault.step) == ("", step):
+            _fail(self._fault)
+
+    def on_phase(self, phase: str) -> None:
+        """A phase begins; a checkpoint is written beside the steps after its own."""
+        fault = self._fault
+        if fault is None or fault.phase != phase:
+            return
+        if self._steps > fault.step if phase == "checkpoint" else self._steps == fault.step:
+            _fail(fault)
 
 
 def _fail(fault: Fault) -> None:
+    sys.stderr.write(f"rank {fault.rank} fails on purpose at {time.time():.3f}\n")
+    sys.stderr.flush()
+    if fault.kind == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if fault.kind == "raise":
         raise RuntimeError(f"rank {fault.rank} fails on purpose after step {fault.step}")
     os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)

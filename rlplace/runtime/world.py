@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,11 +15,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from torch.distributed.rendezvous import rendezvous
 
 from rlplace.errors import InputError, RankFailedError
+from rlplace.runtime.heartbeat import Heartbeat, failure_key, find_lost
 
 T = TypeVar("T")
-
-#: Seconds that a rank gives the one that failed first to say why.
-_GRACE = 1.0
 
 
 @dataclass
@@ -47,6 +44,7 @@ class World:
     _groups: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
     _backward: Any = None
     _rounds: int = 0
+    _heartbeat: Heartbeat | None = None
 
     def group(self, ranks: Iterable[int], purpose: str = "") -> Any:
         """The process group of some ranks; every rank must ask for the same ones in order.
@@ -89,6 +87,18 @@ class World:
         self._agree(None)
         return result
 
+    def from_first(self, work: Callable[[], str]) -> str:
+        """What rank 0 alone works out, on every rank; as safe as `together`.
+
+        Raises:
+            RankFailedError: If rank 0 failed, or said nothing.
+        """
+        own = self.together(lambda: work() if self.rank == 0 else "")
+        key = f"rlplace/word/{self.joined}/{self._rounds}"
+        if self.rank == 0:
+            self.store.set(key, own)
+        return self._wait_for(key, 0)
+
     def _agree(self, error: Exception | None) -> None:
         self._rounds += 1
         prefix = f"rlplace/agree/{self.joined}/{self._rounds}"
@@ -117,19 +127,40 @@ class World:
             What to raise here: it names the rank that failed first, and why.
         """
         own = {"rank": self.rank, "cause": f"{type(error).__name__}: {error}"}
-        if isinstance(error, RuntimeError):
-            time.sleep(_GRACE)  # a lost connection is an echo: the rank that caused it speaks first
         try:
-            key = f"rlplace/failure/{self.joined}"
-            first = json.loads(self.store.compare_set(key, "", json.dumps(own)).decode())
+            if _is_echo(error):
+                own = find_lost(self.store, self.joined, self.rank, self.size) or own
+            said = self.store.compare_set(failure_key(self.joined), "", json.dumps(own))
+            first = json.loads(said.decode())
         except (RuntimeError, ValueError):
             first = own
         return RankFailedError(f"rank {first['rank']} failed: {first['cause']}")
 
+    def begin(self, phase: Callable[[], str]) -> None:
+        """Give signs of life from now on, until `close`.
+
+        Args:
+            phase: What this rank does just now, in words.
+        """
+        self._heartbeat = Heartbeat(
+            self.store, self.joined, self.rank, self.size, self.timeout, phase
+        )
+
     def close(self) -> None:
         """Leave the process group, if this module made it."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error is a lost connection or a time-out: another rank may have caused it."""
+    if isinstance(error, dist.DistError):
+        return True
+    words = ("gloo", "connection", "timed out", "nccl")
+    return isinstance(error, RuntimeError) and any(w in str(error).lower() for w in words)
 
 
 def join(device: str = "cpu", timeout: float = 600.0) -> World:

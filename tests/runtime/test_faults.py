@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlplace.errors import RankFailedError
+from rlplace.runtime import manifest
+from rlplace.runtime.checkpoint import Checkpoints
+from rlplace.runtime.jobs import Fault, Job
+from rlplace.runtime.pool import Pool
+from tests.runtime.test_run import Case
+
+pytestmark = pytest.mark.dist
+
+STEPS, TIMEOUT = 6, 5.0
+CASE = Case("llama", ((1, 1), (1, 1)), 2)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(2, timeout=TIMEOUT) as made:
+        yield made
+
+
+def job(folder: Path, fault: Fault | None = None) -> Job:
+    plain = CASE.job()
+    options = replace(plain.options, steps=STEPS, checkpoint=Checkpoints(str(folder), every=2))
+    return replace(plain, options=options, fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "good"),
+    [
+        (Fault(1, 5, "kill", "F"), {2, 4}),  # whether 4 was written by then is a race
+        (Fault(0, 5, "stop", "B"), {2, 4}),
+        (Fault(1, 5, "kill", "optimizer"), {2, 4}),
+        (Fault(1, 3, "kill", "checkpoint"), {2}),
+        (Fault(0, 3, "stop", "checkpoint"), {2}),
+    ],
+    ids=lambda one: f"{one.kind} {one.phase}" if isinstance(one, Fault) else "",
+)
+def test_a_lost_rank_is_named_and_training_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, pool: Pool, fault: Fault, good: set[int]
+) -> None:
+    (whole,) = pool.run([job(tmp_path / "whole")], limit=60)
+    with pytest.raises(RankFailedError) as caught:
+        pool.run([job(tmp_path / "run", fault)], limit=60)
+    assert f"rank {fault.rank} failed: no sign of life" in str(caught.value)
+    last = manifest.latest_good(tmp_path / "run")
+    assert last is not None
+    step = manifest.read_manifest(last)["step"]
+    assert step in good
+    (rest,) = pool.run([job(tmp_path / "run")], limit=60)
+    assert rest.losses == whole.losses[step:]
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, pool: Pool) -> None:
+    (whole,) = pool.run([job(tmp_path / "whole")], limit=60)
+    (run,) = pool.run([job(tmp_path / "run", Fault(1, 3, "full", "checkpoint"))], limit=60)
+    assert run.losses == whole.losses
+    names = [folder.name for folder in (tmp_path / "run").iterdir()]
+    assert sorted(names) == ["step-00000002"]

@@ -6,6 +6,7 @@ fits in memory is for the estimate to say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
@@ -14,7 +15,7 @@ from rlplace.plan.choices import check_choices
 from rlplace.plan.degrees import nearest, refuse_degree
 from rlplace.plan.schedules import EXPLICIT, refuse_name, refuse_schedule
 from rlplace.plan.tied import conflict
-from rlplace.plan.types import Instance, Mesh, Plan
+from rlplace.plan.types import Instance, Mesh, Plan, Stage
 
 #: Schedules in which a stage and the next may be on one mesh: where a V turns, or as is asked.
 _TURNS = ("zb-v", EXPLICIT)
@@ -32,7 +33,7 @@ def check(instance: Instance, plan: Plan) -> None:
     _check_cover(instance, plan)
     for index, stage in enumerate(plan.stages):
         _check_mesh(instance, index, stage.mesh)
-        _check_samples(plan, index, stage.mesh)
+        _check_samples(plan, index, stage)
         check_choices(instance, index, stage)
     _check_overlap(plan)
     _check_schedule(plan)
@@ -139,8 +140,11 @@ def _check_cp(instance: Instance, cp: int, field: str) -> None:
         raise InputError(field, cp, rule, nearest(cp, known))
 
 
-def _check_samples(plan: Plan, index: int, mesh: Mesh) -> None:
-    if plan.micro_batch % mesh.dp:
+def _check_samples(plan: Plan, index: int, stage: Stage) -> None:
+    mesh = stage.mesh
+    if stage.shares:
+        _check_shares(plan.micro_batch, mesh.dp, stage.shares, f"plan.stages[{index}].shares")
+    elif plan.micro_batch % mesh.dp:
         legal = legal_micro_batches(plan.global_batch, mesh.dp)
         rule = (
             f"stage {index} has {mesh.dp} replicas, which must divide the micro-batch of "
@@ -148,6 +152,44 @@ def _check_samples(plan: Plan, index: int, mesh: Mesh) -> None:
         )
         near = nearest(plan.micro_batches, legal)
         raise InputError("plan.micro_batches", plan.micro_batches, rule, near)
+
+
+def _check_shares(micro_batch: int, dp: int, shares: tuple[int, ...], field: str) -> None:
+    near = nearest_shares(micro_batch, dp, shares)
+    if len(shares) != dp:
+        raise InputError(field, shares, f"one share for each of the {dp} replicas", near)
+    if min(shares) < 1:
+        rule = "a replica without samples is an idle device: leave it out of the mesh"
+        raise InputError(field, shares, rule, near)
+    if sum(shares) != micro_batch:
+        rule = f"the shares are the {micro_batch} samples of a micro-batch together"
+        raise InputError(field, shares, rule, near)
+
+
+def nearest_shares(micro_batch: int, dp: int, wanted: Sequence[int]) -> tuple[int, ...] | None:
+    """Legal shares in about the proportions of some numbers; None if there are too few samples.
+
+    Args:
+        micro_batch: Samples of a micro-batch.
+        dp: Replicas.
+        wanted: A number for each replica; missing ones count as the mean.
+    """
+    if micro_batch < dp:
+        return None
+    known = [max(value, 0) for value in wanted[:dp]]
+    mean = sum(known) / len(known) if known else 1.0
+    weights = [*known, *([mean] * (dp - len(known)))]
+    total = sum(weights) or 1.0
+    exact = [
+        weight / total * micro_batch if sum(weights) else micro_batch / dp for weight in weights
+    ]
+    found = [max(1, int(value)) for value in exact]
+    while sum(found) != micro_batch:
+        step = 1 if sum(found) < micro_batch else -1
+        able = [i for i in range(dp) if found[i] + step >= 1]
+        at = max(able, key=lambda i: (step * (exact[i] - found[i]), -i))
+        found[at] += step
+    return tuple(found)
 
 
 def _check_overlap(plan: Plan) -> None:
@@ -168,7 +210,12 @@ def _check_schedule(plan: Plan) -> None:
     legal = [
         count
         for count in legal_micro_batches(plan.global_batch, 1)
-        if all(plan.global_batch // count % stage.mesh.dp == 0 for stage in plan.stages)
+        if all(
+            sum(stage.shares) == plan.global_batch // count
+            if stage.shares
+            else plan.global_batch // count % stage.mesh.dp == 0
+            for stage in plan.stages
+        )
     ]
     refuse_schedule(plan, legal)
 

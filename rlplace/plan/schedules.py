@@ -18,9 +18,6 @@ Orders = tuple[tuple[Action, ...], ...]
 #: The name with which a plan carries action lists of its own.
 EXPLICIT = "explicit"
 
-#: Schedules that `rlplace.runtime` executes today; the others are estimated only.
-RUN_SCHEDULES = ("gpipe", "1f1b")
-
 
 def gpipe(owner: Sequence[int], micro_batches: int) -> Orders:
     """All forwards, then all backwards in the same order of micro-batches (arXiv 1811.06965)."""

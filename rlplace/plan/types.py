@@ -326,12 +326,24 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Groups `start` to `stop` (exclusive) on one mesh, with one choice for each group."""
+    """Groups `start` to `stop` (exclusive) on one mesh, with one choice for each group.
+
+    Args:
+        start, stop: The groups.
+        mesh: Where they run.
+        choices: How each of them runs.
+        shares: Samples of each replica of the mesh of one micro-batch; empty if they are equal.
+    """
 
     start: int
     stop: int
     mesh: Mesh
     choices: tuple[GroupChoice, ...]
+    shares: tuple[int, ...] = ()
+
+    def samples(self, micro_batch: int) -> tuple[int, ...]:
+        """Samples of each replica of a micro-batch of so many."""
+        return self.shares or (micro_batch // self.mesh.dp,) * self.mesh.dp
 
 
 ActionKind = Literal["F", "B", "W"]
@@ -364,7 +376,7 @@ class Plan:
     Args:
         stages: Contiguous, together all groups of the graph.
         micro_batches: Number of micro-batches of a step; each has `global_batch / micro_batches`
-            samples, cut evenly over the dp replicas of each stage.
+            samples, cut over the dp replicas of each stage (`Stage.shares`).
         global_batch: Samples of a step.
         schedule: A name of `rlplace.plan.schedules.SCHEDULES`, or ``explicit`` for `orders`.
         graph: Fingerprint of the graph it was made for.

@@ -14,7 +14,7 @@ from rlplace.graph.types import Placement
 from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import Mesh, Plan
 from rlplace.runtime.buckets import Replicas
-from rlplace.runtime.connections import connections
+from rlplace.runtime.connections import connections, crossings
 from rlplace.runtime.fragments import Fragment, Held, fragments, make_states
 from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.measure import Recorder
@@ -23,7 +23,7 @@ from rlplace.runtime.parts import StageModule
 from rlplace.runtime.reduce import Reducer
 from rlplace.runtime.shard import GroupAxis
 from rlplace.runtime.split import split
-from rlplace.runtime.step import Interpreter
+from rlplace.runtime.step import Interpreter, Lane
 from rlplace.runtime.ties import Tied
 from rlplace.runtime.trained import Ranked, Settings, trained
 from rlplace.runtime.transfer import Channel
@@ -129,7 +129,7 @@ def assemble(
     assembly.placements = states.placements
     assembly.stages = _stages(world, plan, model, mesh, states, assembly.axis)
     assembly.shapes = {name: states.shape(name) for name in states.placements}
-    borders = connections(world, plan, model)
+    borders = connections(world, plan, crossings(model.program, model.graph, plan))
     assembly.channels = [c for b in borders.values() for c in (b.forward, b.backward)]
     params = assembly.params()
     assembly.tp = (mesh.devices.index(world.rank) % mesh.tp, mesh.tp)
@@ -154,12 +154,15 @@ def assemble(
         own = assembly.reducer
         assembly.optimizer = make_optimizer(own.param_groups if settings else own.trained)
     assembly.interpreter = Interpreter(
-        plan,
-        assembly.replica,
-        actions(plan)[lanes(plan).index(mesh)],
+        Lane(
+            plan,
+            actions(plan),
+            lanes(plan).index(mesh),
+            assembly.replica,
+            batched_inputs(model.program),
+        ),
         assembly.stages,
         borders,
-        batched_inputs(model.program),
         assembly.reducer,
         assembly.optimizer,
         assembly.recorder,
@@ -222,7 +225,7 @@ def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any]]:
         for rank in mesh.devices:
             kinds = (every, shards, replicate, gathers, scatters)
             found[rank] = (Replicas(*(kind.get(rank) for kind in kinds)), axes.get(rank))
-    world.direction(backward=True)
+    world.direction(down=True)
     return found
 
 

@@ -54,6 +54,12 @@ class TensorSpec:
         """The dim that holds the samples, or None if every replica has the same tensor."""
         return next((i for i, size in enumerate(self.sizes) if size.per_sample), None)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether its samples cannot be told apart: not one dim alone is made of them."""
+        lines = [size for size in self.sizes if size.per_sample]
+        return len(lines) > 1 or any(size.base for size in lines)
+
     def shape(self, samples: int) -> tuple[int, ...]:
         """Shape for a number of samples."""
         return tuple(size(samples) for size in self.sizes)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rlplace.plan.schedules import lanes
+import torch
+import torch.distributed as dist
+
+from rlplace.graph.program import Program
+from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
-from rlplace.runtime.boundary import TensorSpec, borders, specs, stage_of
-from rlplace.runtime.model import Model
-from rlplace.runtime.transfer import Channel, check_cuttable, messages
+from rlplace.runtime.boundary import borders, forms, specs, stage_of
+from rlplace.runtime.slices import Crossing, Side
+from rlplace.runtime.transfer import Channel
 from rlplace.runtime.world import World
 
 
@@ -21,49 +24,83 @@ class Border:
     forward: Channel
     backward: Channel
 
+    def channel(self, backward: bool) -> Channel:
+        """One of them."""
+        return self.backward if backward else self.forward
 
-def connections(world: World, plan: Plan, model: Model) -> dict[int, Border]:
-    """The borders that this rank's stages touch, by the index of the later stage.
 
-    Tags count on over all borders, directions and micro-batches, so none is used twice in a step.
+def crossings(program: Program, graph: OpGraph, plan: Plan) -> list[tuple[Crossing, Crossing]]:
+    """What crosses each border of a plan, forward and backward.
+
+    Raises:
+        InputError: If a tensor cannot cross a border.
     """
-    crossing = borders(model.program, stage_of(model.graph, plan), len(plan.stages))
-    found: dict[int, Border] = {}
-    tag = 0
-    every = [_tensors(plan, model, border, nodes) for border, nodes in enumerate(crossing)]
-    each = sum(2 * sum(_count(plan, i, t, b) for b in (False, True)) for i, t in enumerate(every))
-    bounded = len(lanes(plan)) == len(plan.stages)
-    for index, tensors in enumerate(every):
-        earlier, later = plan.stages[index].mesh, plan.stages[index + 1].mesh
-        pair = []
-        for backward, ends in ((False, (earlier, later)), (True, (later, earlier))):
-            pair.append(
-                Channel(
-                    tensors,
-                    *ends,
-                    plan.micro_batch,
-                    backward,
-                    rank=world.rank,
-                    device=world.device,
-                    group=world.direction(backward),
-                    tags=(tag, each),
-                    bounded=bounded,
-                )
-            )
-            tag += _count(plan, index, tensors, backward)
-        if world.rank in (*earlier.devices, *later.devices):
-            found[index + 1] = Border(*pair)
+    crossing = borders(program, stage_of(graph, plan), len(plan.stages))
+    held = forms(graph, plan, crossing)
+    found = []
+    for index, nodes in enumerate(crossing):
+        tensors = specs(program, nodes)
+        earlier, later = (
+            Side(plan.stages[at], tuple(held[at][spec.name] for spec in tensors))
+            for at in (index, index + 1)
+        )
+        size = plan.micro_batch
+        there = Crossing(tensors, earlier, later, size, backward=False)
+        found.append((there, Crossing(tensors, later, earlier, size, backward=True)))
     return found
 
 
-def _count(plan: Plan, border: int, tensors: Sequence[TensorSpec], backward: bool) -> int:
-    ends = (plan.stages[border].mesh, plan.stages[border + 1].mesh)
-    sender, receiver = ends[::-1] if backward else ends
-    return len(messages(tensors, sender, receiver, plan.micro_batch, backward))
+def connections(
+    world: World, plan: Plan, every: Sequence[tuple[Crossing, Crossing]]
+) -> dict[int, Border]:
+    """The borders that this rank's stages touch, by the index of the later stage.
+
+    Args:
+        world: The ranks; all that have a stage call this.
+        plan: The plan.
+        every: Its `crossings`.
+    """
+    each = 2 * sum(len(there.tensors) for there, _ in every)
+    found: dict[int, Border] = {}
+    tag = 0
+    for index, pair in enumerate(every, 1):
+        channels = []
+        for crossing in pair:
+            channels.append(Channel(crossing, world, (tag, each)))
+            tag += len(crossing.tensors)
+        meshes = plan.stages[index - 1].mesh, plan.stages[index].mesh
+        if any(world.rank in mesh.devices for mesh in meshes):
+            found[index] = Border(*channels)
+    _meet(world, every)
+    return found
 
 
-def _tensors(plan: Plan, model: Model, border: int, nodes: list[Any]) -> tuple[TensorSpec, ...]:
-    tensors = specs(model.program, nodes)
-    if plan.stages[border].mesh.dp != plan.stages[border + 1].mesh.dp:
-        check_cuttable(tensors, border)
-    return tensors
+def _meet(world: World, every: Sequence[tuple[Crossing, Crossing]]) -> None:
+    """Let all pairs of ranks connect, in one order, before a schedule makes them wait.
+
+    NCCL connects a pair when both have called it for the first time.
+    """
+    pairs = {
+        (message.source, message.target)
+        for pair in every
+        for crossing in pair
+        for rows in _row_counts(crossing)
+        for message in crossing.messages(rows)
+        if message.source != message.target
+    }
+    word = torch.zeros(1, device=world.device)
+    for source, target in sorted(pairs):
+        group = world.direction(down=target < source)
+        if world.rank == source:
+            dist.send(word, target, group)
+        elif world.rank == target:
+            dist.recv(word, source, group)
+
+
+def _row_counts(crossing: Crossing) -> Sequence[int]:
+    """Rows of a micro-batch with which all pairs occur that ever do.
+
+    A tensor without samples comes from replicas that have some, and these change with the rows.
+    """
+    every = all(spec.batch_dim is not None for spec in crossing.tensors)
+    return (crossing.micro_batch,) if every else range(1, crossing.micro_batch + 1)

@@ -31,6 +31,7 @@ class Notes:
         memory: Its peak bytes.
         resident: By how many bytes its resident set grew.
         traffic: Bytes it gave to each kind of communication, all steps.
+        executed: The actions that it ran in a step, as text.
     """
 
     starts: list[float]
@@ -40,6 +41,7 @@ class Notes:
     memory: MemoryUse
     resident: int
     traffic: dict[str, int]
+    executed: str = ""
 
 
 def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measurement:
@@ -65,6 +67,7 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
         traffic={kind: total // max(1, len(times)) for kind, total in sorted(traffic.items())},
         device=world.device.type,
         graph=plan.graph,
+        executed=tuple(n.executed for n in notes),
     )
 
 

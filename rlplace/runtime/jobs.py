@@ -52,6 +52,7 @@ class Job:
         device: ``cpu`` or ``cuda``.
         data_seed: Seed of the random data; step i uses `data_seed` + i.
         fault: For tests.
+        rows: Samples of each batch; by default the plan's global batch.
     """
 
     plan: Plan
@@ -63,6 +64,7 @@ class Job:
     device: str = "cpu"
     data_seed: int = 0
     fault: Fault | None = None
+    rows: int | None = None
 
     @property
     def source(self) -> dict[str, Argument]:

@@ -24,7 +24,7 @@ _ATTENTION = "_scaled_dot_product_"
 _MATMULS = CONVOLUTIONS | set("linear matmul mm addmm bmm baddbmm".split())
 _PASSIVE = REARRANGES | set("add sub slice select getitem contiguous alias".split())
 
-_SPARED: ContextVar[bool] = ContextVar("rlplace_spared", default=False)
+_SPARED: ContextVar[bool] = ContextVar("rlplacespared", default=False)
 
 
 def keeping(hold: Callable[[Tensor], object]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
@@ -49,7 +49,7 @@ def sparing(piece: Piece) -> Piece:
             passive.add(node)
         elif op_name(node) in _MATMULS and passive.issuperset(node.users):
             node.args = (node.target, *node.args)
-            node.target = _spared
+            node.target = spared
     piece.module.recompile()
     return piece
 
@@ -60,7 +60,8 @@ def _is_passive(node: fx.Node) -> bool:
     return node.target in COLLECTIVES or name in _PASSIVE or idle
 
 
-def _spared(target: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+def spared(target: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """A matmul whose result is not kept (`sparing`)."""
     token = _SPARED.set(True)
     try:
         return target(*args, **kwargs)

@@ -35,6 +35,7 @@ class Measurement:
         traffic: Bytes that one step gives to each kind of communication, over all ranks.
         device: ``cpu`` or ``cuda``.
         graph: Fingerprint of the graph.
+        executed: The actions that each rank ran in a step, as text (`rlplace.plan.orders`).
         tensors: Full gradients and weights by name (``gradient/NAME``, ``weight/NAME``), where
             asked for; not saved.
     """
@@ -48,6 +49,7 @@ class Measurement:
     traffic: dict[str, int] = field(default_factory=dict)
     device: str = "cpu"
     graph: str = ""
+    executed: tuple[str, ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -107,6 +109,7 @@ def _parse(content: dict[str, Any]) -> Measurement:
         traffic=content["traffic"],
         device=content["device"],
         graph=content["graph"],
+        executed=tuple(content.get("executed", ())),
     )
 
 

@@ -62,8 +62,14 @@ def batched_inputs(program: Program) -> frozenset[str]:
 def user_inputs(program: Program, batch: Batch, samples: int) -> dict[str, Any]:
     """A batch as user inputs by placeholder.
 
+    Args:
+        program: The exported model.
+        batch: The batch.
+        samples: How many it may have at most: the plan's global batch.
+
     Raises:
-        InputError: If the batch does not have the model's inputs, or another size.
+        InputError: If the batch does not have the model's inputs, if it is empty or too large, or
+            if its inputs have different numbers of samples.
     """
     args, kwargs = call_of(batch)
     try:
@@ -71,10 +77,14 @@ def user_inputs(program: Program, batch: Batch, samples: int) -> dict[str, Any]:
     except ValueError as error:
         raise InputError("data", sorted(kwargs) or len(args), str(error)) from error
     values = dict(zip(program.inputs, flat, strict=True))
-    for name in sorted(batched_inputs(program)):
-        if values[name].shape[0] != samples:
-            rule = f"input {name} must have the plan's global batch"
-            raise InputError("data", values[name].shape[0], rule, samples)
+    found = {name: values[name].shape[0] for name in sorted(batched_inputs(program))}
+    for name, size in found.items():
+        if not 1 <= size <= samples:
+            rule = f"input {name} must have 1 to {samples} samples, the plan's global batch"
+            raise InputError("data", size, rule, max(1, min(size, samples)))
+        if size != (first := next(iter(found.values()))):
+            rule = f"input {name} must have as many samples as {next(iter(found))}"
+            raise InputError("data", size, rule, first)
     return values
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlplace.plan.orders import format_orders
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.gather import Notes, measurement, memory_use, traffic_of
@@ -84,6 +85,8 @@ class Notebook:
         notes = self._notes
         notes.memory = memory_use(assembly, self._tracker.peak, self._live.peak, world.device)
         notes.resident = resident_peak() - self._before
+        if assembly.interpreter is not None:
+            notes.executed = format_orders([assembly.interpreter.executed])
         return measurement(world, plan, notes, min(self._warmup, max(0, len(notes.starts) - 1)))
 
     def _track(self, tracker: ActivationTracker | None, live: LiveTracker | None) -> None:

@@ -16,6 +16,8 @@ from rlplace.graph.program import Piece
 from rlplace.graph.sharding import axis as conjugate
 from rlplace.graph.sharding.axis import Axis, use_axis
 from rlplace.graph.types import Placement, Shard
+from rlplace.runtime.aside import parameters_apart
+from rlplace.runtime.boundary import Size
 from rlplace.runtime.draws import drawing, seed_of
 from rlplace.runtime.keeping import keeping
 from rlplace.runtime.lending import Lender
@@ -189,13 +191,13 @@ class StageModule(nn.Module):
 
     Args:
         regions: The prologue first, then the groups in order.
-        sizes: Numbers that earlier stages work out, at this stage's batch.
+        sizes: Numbers that earlier stages work out, as lines in the samples of a micro-batch.
         gives: Tensors that the next stage reads or relays, or the loss: under which name the
             values have them.
     """
 
     def __init__(
-        self, regions: Sequence[Region], sizes: Mapping[str, int], gives: Mapping[str, str]
+        self, regions: Sequence[Region], sizes: Mapping[str, Size], gives: Mapping[str, str]
     ) -> None:
         super().__init__()
         self._regions = tuple(regions)
@@ -221,18 +223,25 @@ class StageModule(nn.Module):
             for region in self._regions
         ]
 
-    def forward(self, inputs: Values, received: Values, moment: int = 0) -> Values:
+    @property
+    def put_aside(self) -> set[str]:
+        """Parameters whose gradients can be put aside (`rlplace.runtime.aside`)."""
+        return {name for part in self.parts for name in parameters_apart(part.piece)}
+
+    def forward(self, inputs: Values, received: Values, samples: int, moment: int = 0) -> Values:
         """Run a micro-batch.
 
         Args:
             inputs: The user's tensors by placeholder, this replica's samples.
             received: What the stage before gave.
+            samples: How many this replica has.
             moment: Seed of the step and the samples (`rlplace.runtime.draws`).
 
         Returns:
             The tensors of `gives`.
         """
-        values = {**self._sizes, **inputs, **received}
+        sizes = {name: size(samples) for name, size in self._sizes.items()}
+        values = {**sizes, **inputs, **received}
         for index, region in enumerate(self._regions):
             self.lender.before(index)
             region(values, self.hold, moment)

@@ -11,7 +11,10 @@ from rlplace.errors import InputError
 from rlplace.graph.program import Piece, Program, extract, prologue_of
 from rlplace.graph.sharding.axis import Axis
 from rlplace.graph.types import OpGraph, Placement, Replicate
+from rlplace.plan.orders import split_actions
+from rlplace.plan.schedules import actions
 from rlplace.plan.types import Plan
+from rlplace.runtime.aside import apart
 from rlplace.runtime.boundary import (
     borders,
     forms,
@@ -69,7 +72,6 @@ def split(
     stage = plan.stages[index]
     crossing = borders(program, stage_of(graph, plan), len(plan.stages))
     arriving = crossing[index - 1] if index else []
-    samples = plan.micro_batch // stage.mesh.dp
     gives = (
         [node.name for node in crossing[index] if isinstance(node.meta["val"], torch.Tensor)]
         if index + 1 < len(plan.stages)
@@ -78,6 +80,7 @@ def split(
     form = forms(graph, plan, crossing)[index]
     values = HeldValues(axis, {node.name: form.get(node.name, Replicate()) for node in arriving})
     grads, layouts = needs_gradient(program), layouts_of(graph, stage)
+    splits = any(at == index for at, _ in split_actions(actions(plan)))
     for group, choice in zip(graph.groups[stage.start : stage.stop], stage.choices, strict=True):
         piece = protected(extract(program, group.ops, device=device))
         if device == "cpu":
@@ -86,6 +89,8 @@ def split(
         if plan.loss_chunks > 1:
             local = replace(local, piece=chunked(local.piece, plan.loss_chunks))
         local = replace(local, piece=prepared(local.piece, choice.recompute))
+        if splits:
+            apart(local.piece, program.trainable)
         values.add(local, part_of(piece, local, states, axis, group.index), choice.recompute)
     last = {name: form.get(name, Replicate()) for name in gives}
     names = {name: values.take(name, placement) for name, placement in last.items()}
@@ -93,8 +98,7 @@ def split(
     prologue = _prologue(program, [step for step, _ in steps], device)
     if prologue is not None:
         steps = [(part_of(prologue, Localized(prologue, {}), states), "none"), *steps]
-    sizes = {name: size(samples) for name, size in numbers(arriving).items()}
-    return StageModule(regions(steps, set(names.values())), sizes, names)
+    return StageModule(regions(steps, set(names.values())), numbers(arriving), names)
 
 
 class HeldValues:

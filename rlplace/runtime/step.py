@@ -1,8 +1,7 @@
 """One optimizer step on one rank: the actions of its lane, in order.
 
-The loss of every micro-batch on every replica counts with the weight 1 / (micro-batches *
-replicas of the last stage), so that gradients, summed over micro-batches and replicas, are those
-of the mean loss of the global batch.
+The loss of a micro-batch on a replica counts with its part of the rows of the batch, so that
+gradients, summed over micro-batches and replicas, are those of the mean loss of the batch.
 """
 
 from __future__ import annotations
@@ -14,22 +13,59 @@ from typing import Any
 
 import torch
 
+from rlplace.plan.orders import split_actions
+from rlplace.plan.schedules import Orders
 from rlplace.plan.types import Action, Plan
+from rlplace.runtime.aside import Aside, putting
 from rlplace.runtime.connections import Border
+from rlplace.runtime.deliveries import mail
 from rlplace.runtime.draws import seed_of
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.memory import ActivationTracker, LiveTracker
 from rlplace.runtime.parts import StageModule, hold_nothing
-from rlplace.runtime.reduce import Reducer
+from rlplace.runtime.reduce import Phase, Reducer
+from rlplace.runtime.rows import micro_batch_rows, rows_of
 from rlplace.runtime.transfer import Receipt
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one rank has to do in a step.
+
+    Args:
+        plan: The plan.
+        orders: The actions of every lane.
+        index: Its lane.
+        replica: Its index among the dp replicas of its lane.
+        batched: User inputs (placeholders) whose dim 0 is the batch.
+    """
+
+    plan: Plan
+    orders: Orders
+    index: int
+    replica: int
+    batched: frozenset[str]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """Its own actions."""
+        return self.orders[self.index]
 
 
 @dataclass
 class Flight:
-    """A micro-batch between its forward and its backward on one stage."""
+    """A micro-batch between its forward and the end of its backward on one stage.
+
+    Args:
+        received: What its forward read of the stage before.
+        given: What it gave.
+        aside: Gradients of parameters that a ``W`` makes; None where its ``B`` makes them.
+        held: Claims on memory.
+    """
 
     received: dict[str, torch.Tensor]
     given: dict[str, torch.Tensor]
+    aside: Aside | None = None
     held: list[object] = field(default_factory=list)
 
 
@@ -37,12 +73,9 @@ class Interpreter:
     """Runs the actions of one rank.
 
     Args:
-        plan: The plan.
-        replica: Index of this rank among the dp replicas of its lane.
-        actions: The ordered actions of its lane.
+        lane: What it has to do.
         stages: Its stages by index.
         borders: Borders that its stages touch, by the index of the later stage.
-        batched: User inputs (placeholders) whose dim 0 is the batch.
         reducer: Sums the gradients of its parameters.
         optimizer: Of its parameters; None where it has none that are trained.
         recorder: Notes the events.
@@ -51,34 +84,34 @@ class Interpreter:
 
     def __init__(
         self,
-        plan: Plan,
-        replica: int,
-        actions: Sequence[Action],
+        lane: Lane,
         stages: Mapping[int, StageModule],
         borders: Mapping[int, Border],
-        batched: frozenset[str],
         reducer: Reducer,
         optimizer: torch.optim.Optimizer | None,
         recorder: Recorder,
         seed: int = 0,
     ) -> None:
-        self._plan, self._replica = plan, replica
-        self._actions, self._stages, self._borders = tuple(actions), stages, borders
-        self._batched, self._reducer, self._optimizer = batched, reducer, optimizer
-        self._recorder, self._seed = recorder, seed
+        self._lane, self._plan, self._actions = lane, lane.plan, lane.actions
+        self._stages, self._borders = stages, borders
+        self._reducer, self._optimizer, self._recorder = reducer, optimizer, recorder
+        self._seed = seed
         self.steps = 0
         #: Largest global norm of the gradients, if they are clipped; and what it was.
         self.clip: float | None = None
         self.norm: float | None = None
-        self._last = len(plan.stages) - 1
-        self._losses = plan.micro_batches * plan.stages[-1].mesh.dp
-        self._weight, self._batch, self._ahead = 1.0 / self._losses, 0, 0
-        self._final = {stage: max(self._positions(stage)) for stage in stages}
+        self._last = len(lane.plan.stages) - 1
+        self._mail = mail(lane.orders, lane.index)
+        self._split = split_actions([lane.actions])
+        self._final = completions(lane.actions, {i: _params(s) for i, s in stages.items()})
         self._posted: dict[int, Receipt] = {}
+        self._turn: dict[int, int] = {}
         self._flights: dict[tuple[int, int], Flight] = {}
-        self._loss: torch.Tensor | None = None
+        self._rows, self._batch, self._batches = lane.plan.global_batch, 0, 1
+        self._loss = torch.zeros(())
         self._tracker: ActivationTracker | None = None
         self._live: LiveTracker | None = None
+        self.executed: list[Action] = []
 
     def track(self, tracker: ActivationTracker | None, live: LiveTracker | None) -> None:
         """Count memory from now on, or stop counting.
@@ -91,24 +124,23 @@ class Interpreter:
         for stage in self._stages.values():
             stage.hold = tracker.hold if tracker is not None else hold_nothing
 
-    def step(self, *batches: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    def step(self, *batches: Mapping[str, Any]) -> torch.Tensor | None:
         """Run one optimizer step.
 
         Args:
-            batches: User inputs of a global batch, by placeholder; several are gone through one
-                after the other, and their gradients averaged.
+            batches: User inputs of a batch of at most the global one, by placeholder; several are
+                gone through one after the other, and their gradients averaged.
 
         Returns:
             This replica's share of the mean loss, on ranks of the last stage.
         """
-        self._loss = None
-        self._weight = 1.0 / self._losses / len(batches)
+        self._loss = torch.zeros(())
+        self._batches = len(batches)
         self.steps += 1
         self._reducer.start()
         for self._batch, batch in enumerate(batches):
-            self._ahead = len(batches) - 1 - self._batch
             with self._live or contextlib.nullcontext():
-                self._run_actions(batch)
+                self._run_batch(batch)
         with self._recorder.event("reduce"):
             self._reducer.finish()
             if self.clip is not None:
@@ -116,110 +148,207 @@ class Interpreter:
         if self._optimizer is not None:
             with self._recorder.event("optimizer"):
                 self._reducer.update(self._optimizer)
-        return self._loss
+        return self._loss if self._last in self._stages else None
 
-    def _run_actions(self, batch: Mapping[str, torch.Tensor]) -> None:
+    def _run_batch(self, batch: Mapping[str, Any]) -> None:
+        sizes = [value.shape[0] for name, value in batch.items() if name in self._lane.batched]
+        self._rows = sizes[0] if sizes else self._plan.global_batch
+        self._turn = dict.fromkeys(self._mail.incoming, 0)
+        self.executed = []
         for position, action in enumerate(self._actions):
             self._post(position)
             self._post(position + 1)
-            if action.kind == "F":
-                self._forward(position, action, batch)
-            else:
+            rows = self._own_rows(action)
+            if not rows:
+                self._idle(position, action)
+            elif action.kind == "F":
+                self._forward(position, action, _samples(batch, self._lane.batched, rows))
+            elif action.kind == "B":
                 self._backward(position, action)
+            else:
+                self._make_weight_gradients(position, action)
+            self.executed.append(action)
         for border in self._borders.values():
             border.forward.settle()
             border.backward.settle()
+        assert tuple(self.executed) == self._actions, "the actions of the plan, in their order"
 
-    def _forward(self, position: int, action: Action, batch: Mapping[str, torch.Tensor]) -> None:
+    def _idle(self, position: int, action: Action) -> None:
+        """An action without samples: collectives of other replicas, which need this one, alone."""
+        if action.kind == "F":
+            self._reducer.idle_forward(action.stage)
+        else:
+            final = self._finals(position)
+            self._reducer.idle_backward(action.stage, final, self._phase(action))
+
+    def _phase(self, action: Action) -> Phase:
+        """Which part of a backward an action is."""
+        if action.kind == "W":
+            return "weights"
+        return "inputs" if (action.stage, action.micro_batch) in self._split else "all"
+
+    def _own_rows(self, action: Action) -> range:
+        """Rows of the batch that this rank has of an action's micro-batch."""
+        return rows_of(self._plan, action.stage, self._lane.replica, action.micro_batch, self._rows)
+
+    def _weight(self, rows: range) -> float:
+        """What the loss of some rows counts."""
+        return len(rows) / self._rows / self._batches
+
+    def _finals(self, position: int) -> frozenset[int]:
+        """Parameters that get their last gradient of this step in an action."""
+        last = self._batch + 1 == self._batches
+        return self._final.get(position, frozenset()) if last else frozenset()
+
+    def _forward(self, position: int, action: Action, inputs: dict[str, Any]) -> None:
         received = self._arrived(position, action)
-        for spec in self._borders[action.stage].forward.tensors if action.stage else ():
-            received[spec.name].requires_grad_(spec.grad)
-        inputs = self._samples(action, batch)
-        with self._recorder.event("F", action.stage, action.micro_batch):
-            given = self._run(action, inputs, received)
-        flight = Flight(received, given)
-        self._flights[action.stage, action.micro_batch] = flight
+        if action.stage:
+            for spec in self._borders[action.stage].forward.crossing.tensors:
+                received[spec.name].requires_grad_(spec.grad)
+        key = action.stage, action.micro_batch
+        stage = self._stages[action.stage]
+        flight = Flight(received, {}, Aside(stage.hold) if key in self._split else None)
+        rows = self._own_rows(action)
+        with self._recorder.event("F", *key), putting(flight.aside):
+            flight.given = self._run(stage, inputs, received, rows)
+        self._flights[key] = flight
         if self._tracker is not None:
-            ends = (*received.values(), *given.values())
+            ends = (*received.values(), *flight.given.values())
             flight.held = [self._tracker.hold(tensor) for tensor in ends]
         if action.stage == self._last:
-            (loss,) = given.values()
-            share = loss.detach() * self._weight
-            self._loss = share if self._loss is None else self._loss + share
-            return
-        with self._recorder.event("send", action.stage, action.micro_batch):
-            self._borders[action.stage + 1].forward.send(action.micro_batch, given)
+            (loss,) = flight.given.values()
+            self._loss = self._loss + loss.detach() * self._weight(rows)
+        else:
+            self._send(action, flight.given)
 
-    def _run(self, action: Action, inputs: dict[str, Any], received: dict[str, Any]) -> Any:
-        row = self._batch * self._plan.global_batch + self._first_row(action)
+    def _run(
+        self, stage: StageModule, inputs: dict[str, Any], received: dict[str, Any], rows: range
+    ) -> dict[str, torch.Tensor]:
+        row = self._batch * self._plan.global_batch + rows.start
         moment = seed_of(self._seed, self.steps, row)
-        with self._tracker.watching() if self._tracker else contextlib.nullcontext():
-            return self._stages[action.stage](inputs, received, moment)
+        watching = self._tracker.watching() if self._tracker else contextlib.nullcontext()
+        with watching:
+            given: dict[str, torch.Tensor] = stage(inputs, received, len(rows), moment)
+        return given
 
     def _backward(self, position: int, action: Action) -> None:
         arrived = self._arrived(position, action)
-        flight = self._flights.pop((action.stage, action.micro_batch))
+        key = action.stage, action.micro_batch
+        flight = self._flights[key]
         if action.stage == self._last:
-            (loss,) = flight.given.values()
-            arrived = {name: torch.full_like(loss, self._weight) for name in flight.given}
-        else:
-            # Its gradient is here, so the activation has long arrived: this only frees it.
-            self._borders[action.stage + 1].forward.settle(action.micro_batch)
+            weight = self._weight(self._own_rows(action))
+            arrived = {n: torch.full_like(loss, weight) for n, loss in flight.given.items()}
+        final = self._finals(position)
         pairs = [(flight.given[n], g) for n, g in arrived.items() if flight.given[n].requires_grad]
-        with self._recorder.event("B", action.stage, action.micro_batch):
-            final = self._stages[action.stage].parameters() if self._is_last(position) else ()
-            with self._reducer.backward(action.stage, {id(param) for param in final}):
-                if pairs:
-                    outputs, gradients = zip(*pairs, strict=True)
-                    torch.autograd.backward(outputs, gradients)
+        with (
+            self._recorder.event("B", *key),
+            putting(flight.aside),
+            self._reducer.backward(action.stage, final, self._phase(action)),
+        ):
+            if pairs:
+                outputs, gradients = zip(*pairs, strict=True)
+                torch.autograd.backward(outputs, gradients)
         if action.stage:
-            border = self._borders[action.stage].backward
-            with self._recorder.event("send", action.stage, action.micro_batch):
-                border.send(action.micro_batch, _gradients(flight.received))
+            self._send(action, _gradients(flight.received))
+        if flight.aside is None:
+            del self._flights[key]
+        else:
+            self._flights[key] = Flight({}, {}, flight.aside)
 
-    def _is_last(self, position: int) -> bool:
-        return not self._ahead and position == self._final[self._actions[position].stage]
+    def _make_weight_gradients(self, position: int, action: Action) -> None:
+        flight = self._flights.pop((action.stage, action.micro_batch))
+        assert flight.aside is not None
+        final = self._finals(position)
+        with (
+            self._recorder.event("W", action.stage, action.micro_batch),
+            self._reducer.backward(action.stage, final, "weights"),
+        ):
+            flight.aside.make()
+
+    def _send(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
+        """Hand on what an action has made."""
+        backward = action.kind == "B"
+        border = self._borders[action.stage if backward else action.stage + 1]
+        rows = micro_batch_rows(self._plan, action.micro_batch, self._rows)
+        with self._recorder.event("send", action.stage, action.micro_batch):
+            border.channel(backward).send(action.micro_batch, rows, values)
 
     def _post(self, position: int) -> None:
-        """Start receiving what the action at a position waits for."""
-        if position in self._posted or position >= len(self._actions):
+        """Start receiving what the action at a position waits for, in its sender's order."""
+        needed = self._mail.arrivals.get(position)
+        if needed is None:
             return
-        action = self._actions[position]
-        if action.kind == "F" and action.stage:
-            channel = self._borders[action.stage].forward
-        elif action.kind == "B" and action.stage < self._last:
-            channel = self._borders[action.stage + 1].backward
-        else:
-            return
-        self._posted[position] = channel.post(action.micro_batch)
+        coming = self._mail.incoming[needed.source]
+        turn = self._turn[needed.source]
+        while turn < len(coming) and coming[turn].sent <= needed.sent:
+            one = coming[turn]
+            rows = micro_batch_rows(self._plan, one.micro_batch, self._rows)
+            if self._own_rows(self._actions[one.awaited]):
+                channel = self._borders[one.border].channel(one.backward)
+                self._posted[one.awaited] = channel.post(one.micro_batch, rows)
+            turn += 1
+        self._turn[needed.source] = turn
 
     def _arrived(self, position: int, action: Action) -> dict[str, torch.Tensor]:
         if position not in self._posted:
             return {}
         with self._recorder.event("wait", action.stage, action.micro_batch):
-            return self._posted.pop(position).wait()
+            values = self._posted.pop(position).wait()
+        for one in self._mail.gone[position]:
+            self._borders[one.border].channel(one.backward).settle(one.micro_batch)
+        return values
 
-    def _samples(
-        self, action: Action, batch: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """This replica's samples of a micro-batch."""
-        start, count = self._first_row(action), self._count(action)
-        return {
-            name: value.narrow(0, start, count) if name in self._batched else value
-            for name, value in batch.items()
-        }
 
-    def _first_row(self, action: Action) -> int:
-        """Position, in the global batch, of this replica's samples of a micro-batch."""
-        return action.micro_batch * self._plan.micro_batch + self._replica * self._count(action)
+@dataclass(frozen=True)
+class Params:
+    """Trained parameters of a stage, as their `id`.
 
-    def _count(self, action: Action) -> int:
-        """How many they are."""
-        return self._plan.micro_batch // self._plan.stages[action.stage].mesh.dp
+    Args:
+        apart: Those whose gradients can be put aside.
+        direct: The others.
+    """
 
-    def _positions(self, stage: int) -> list[int]:
-        found = enumerate(self._actions)
-        return [i for i, action in found if action.stage == stage and action.kind == "B"]
+    apart: frozenset[int]
+    direct: frozenset[int]
+
+
+def completions(
+    actions: Sequence[Action], stages: Mapping[int, Params]
+) -> dict[int, frozenset[int]]:
+    """Which parameters get their last gradient in which action, by its position.
+
+    Args:
+        actions: Of a lane.
+        stages: Its stages.
+    """
+    split = split_actions([actions])
+    found: dict[int, frozenset[int]] = {}
+    for index, trained in stages.items():
+        last = last_apart = -1
+        for position, action in enumerate(actions):
+            if action.stage != index or action.kind == "F":
+                continue
+            if action.kind == "B":
+                last = position
+            if action.kind == "W" or (index, action.micro_batch) not in split:
+                last_apart = position
+        found[last] = trained.direct
+        found[last_apart] = found.get(last_apart, frozenset()) | trained.apart
+    return found
+
+
+def _params(stage: StageModule) -> Params:
+    params = {name: param for name, param in stage.named_parameters() if param.requires_grad}
+    apart = {id(param) for name, param in params.items() if name in stage.put_aside}
+    return Params(frozenset(apart), frozenset(map(id, params.values())) - apart)
+
+
+def _samples(batch: Mapping[str, Any], batched: frozenset[str], rows: range) -> dict[str, Any]:
+    """Some rows of a batch."""
+    return {
+        name: value.narrow(0, rows.start, len(rows)) if name in batched else value
+        for name, value in batch.items()
+    }
 
 
 def _gradients(received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -11,9 +11,9 @@ from rlplace.errors import InputError
 from rlplace.graph.program import Program, extract
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
-from rlplace.plan.schedules import RUN_SCHEDULES
 from rlplace.plan.types import Instance, Plan
 from rlplace.runtime.boundary import layouts_of, needs_gradient
+from rlplace.runtime.connections import crossings
 from rlplace.runtime.local import localized
 from rlplace.runtime.loss_chunks import chunked, losses
 from rlplace.runtime.precision import PRECISIONS
@@ -43,17 +43,13 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
     check(instance, replace(plan, cluster=instance.cluster.fingerprint))
     match(program, graph)
     _check_supported(plan)
-    for stage in plan.stages:
-        layouts_of(graph, stage)  # refuses a cp degree at which neighbours do not fit
+    crossings(program, graph, plan)
     _check_loss(program)
     if plan.loss_chunks > 1:
         _check_chunks(plan, graph, program)
 
 
 def _check_supported(plan: Plan) -> None:
-    if plan.schedule not in RUN_SCHEDULES:
-        rule = f"the runtime executes the schedules {', '.join(RUN_SCHEDULES)}"
-        raise InputError("plan.schedule", plan.schedule, rule, "1f1b")
     for index, stage in enumerate(plan.stages):
         if stage.mesh.cp > 1 and stage.mesh.tp > 1:
             rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"

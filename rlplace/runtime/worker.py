@@ -200,7 +200,7 @@ def run_job(world: World, job: Job, program: Program, listener: _Listener) -> Me
 
     def data() -> Iterator[Batch]:
         for step in itertools.count(job.data_seed):
-            yield model.example(job.plan.global_batch, step)
+            yield model.example(job.rows or job.plan.global_batch, step)
 
     return run(
         job.plan,

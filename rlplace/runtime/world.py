@@ -42,7 +42,7 @@ class World:
     owned: bool
     joined: int = 0
     _groups: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
-    _backward: Any = None
+    _down: Any = None
     _rounds: int = 0
     _heartbeat: Heartbeat | None = None
 
@@ -61,17 +61,17 @@ class World:
             )
         return self._groups[purpose, members]
 
-    def direction(self, backward: bool) -> Any:
-        """The group for messages of one direction.
+    def direction(self, down: bool) -> Any:
+        """The group for messages to lower ranks, or to higher ones.
 
-        NCCL ignores tags and keeps the messages of a pair in order, so activations and gradients
-        each have a group of their own.
+        NCCL ignores tags and runs the messages of a pair of a group one after the other, so a
+        message one way never waits behind one the other way.
         """
-        if not backward:
+        if not down:
             return dist.group.WORLD
-        if self._backward is None:
-            self._backward = dist.new_group(timeout=timedelta(seconds=self.timeout))
-        return self._backward
+        if self._down is None:
+            self._down = dist.new_group(timeout=timedelta(seconds=self.timeout))
+        return self._down
 
     def together(self, work: Callable[[], T]) -> T:
         """Do what may fail on one rank alone; then wait, without a collective, for all to agree.

@@ -45,14 +45,13 @@ def graph_of(model: str) -> OpGraph:
 
 @functools.cache
 def expected(
-    model: str, chunks: int, batch: int, steps: int, attention: str = "flash"
+    model: str, runs: tuple[tuple[int, int], ...], steps: int, attention: str = "flash"
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses, and gradients, weights and buffers after some steps, in float64.
 
     Args:
         model: Key of `MODELS`.
-        chunks: Parts of equal size in which the samples of a step are taken.
-        batch: Samples of a step.
+        runs: Rows of the batch that are taken at a time, one behind the other; to the last.
         steps: Steps; step i takes the data of seed i.
         attention: As in a plan.
     """
@@ -65,13 +64,13 @@ def expected(
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        data = cast(wanted.example(batch, step), torch.float64)
+        data = cast(wanted.example(runs[-1][1], step), torch.float64)
         assert isinstance(data, dict)
         total = 0.0
-        for chunk in range(chunks):
-            rows = slice(chunk * batch // chunks, (chunk + 1) * batch // chunks)
+        for start, stop in runs:
+            part = {key: value[start:stop] for key, value in data.items()}
             with _kernel(attention):
-                loss = module(**{key: value[rows] for key, value in data.items()}) / chunks
+                loss = module(**part) * ((stop - start) / runs[-1][1])
                 loss.backward()
             total += float(loss.detach())
         optimizer.step()
@@ -83,6 +82,12 @@ def expected(
         if value.grad is not None:
             tensors[f"gradient/{key}"] = value.grad
     return losses, tensors
+
+
+def even(samples: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """Runs of rows of equal size."""
+    size = samples // parts
+    return tuple((start, start + size) for start in range(0, samples, size))
 
 
 def _kernel(attention: str) -> contextlib.AbstractContextManager[None]:

@@ -26,7 +26,7 @@ from rlplace.runtime.measure import Measurement
 from rlplace.runtime.options import Options
 from rlplace.runtime.pool import Pool
 from tests.runtime.random_plans import DRAWN, STEPS, Drawn, draw, exact, features
-from tests.runtime.reference import MODELS, STEPPED_BY_SGD, expected, graph_of
+from tests.runtime.reference import MODELS, STEPPED_BY_SGD, even, expected, graph_of
 
 pytestmark = pytest.mark.dist
 
@@ -138,7 +138,7 @@ def _compare(drawn: Drawn, found: Measurement, tally: Tally) -> None:
     plan, dtype = drawn.plan, drawn.options.dtype or "float64"
     dp = plan.stages[-1].mesh.dp
     chunks = plan.micro_batches * dp
-    losses, tensors = expected(drawn.model, chunks, plan.global_batch, STEPS, plan.attention)
+    losses, tensors = expected(drawn.model, even(plan.global_batch, chunks), STEPS, plan.attention)
     same = exact(drawn)
     tally.exact += same
     gradients = [t for key, t in tensors.items() if key.startswith("gradient/")]

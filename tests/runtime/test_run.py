@@ -14,6 +14,8 @@ import torch
 
 from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.types import OpGraph
+from rlplace.plan.orders import format_orders, parse_orders
+from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import (
     GroupChoice,
     Instance,
@@ -29,6 +31,7 @@ from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.options import Options
+from rlplace.runtime.rows import rows_of
 from rlplace.runtime.validate import stand_in_cluster
 from tests.runtime.reference import MODELS, STEPPED_BY_SGD, expected, graph_of
 
@@ -54,6 +57,10 @@ class Case:
         zero: ZeRO level, or levels that the groups have by turns.
         shard: Size of the dp_shard axis, where there are so many replicas.
         rounds: How often the stages go over the meshes (virtual stages).
+        owner: Mesh of each stage, where they do not go over the meshes in turn.
+        orders: Action lists, a line for each mesh, of the schedule ``explicit``.
+        shares: Samples of each replica of a micro-batch, of each mesh; equal by default.
+        rows: Samples of each batch.
         options: What differs from the default options.
         exact: Whether the order of sums is that of one process too.
     """
@@ -67,6 +74,10 @@ class Case:
     zero: int | tuple[int, ...] = 0
     shard: int = 1
     rounds: int = 1
+    owner: tuple[int, ...] = ()
+    orders: str = ""
+    shares: tuple[tuple[int, ...], ...] = ()
+    rows: int = BATCH
     options: tuple[tuple[str, int], ...] = ()
     exact: bool = False
     cp: tuple[int, ...] = ()
@@ -89,7 +100,9 @@ class Case:
         return 2 if self.ranks <= 2 else 4
 
     def plan(self) -> Plan:
-        graph, count = graph_of(self.model), len(self.meshes) * self.rounds
+        graph = graph_of(self.model)
+        owner = self.owner or tuple(range(len(self.meshes))) * self.rounds
+        count = len(owner)
         shares = self.cuts or tuple(index / count for index in range(1, count))
         bounds = [0, *(round(share * len(graph.groups)) for share in shares), len(graph.groups)]
         meshes, device = [], 0
@@ -100,7 +113,7 @@ class Case:
             device += dp * tp * cp
         stages = []
         for index in range(count):
-            mesh = meshes[index % len(meshes)]
+            mesh = meshes[owner[index]]
             groups = range(bounds[index], bounds[index + 1])
             layouts = [self._layout(graph, group, mesh.tp) for group in groups]
             modes = [self._mode(graph, group, groups.start) for group in groups]
@@ -109,11 +122,24 @@ class Case:
                 GroupChoice(name, levels[group % len(levels)], mode)
                 for group, name, mode in zip(groups, layouts, modes, strict=True)
             )
-            stages.append(Stage(groups.start, groups.stop, mesh, choices))
+            own = self.shares[owner[index]] if self.shares else ()
+            stages.append(Stage(groups.start, groups.stop, mesh, choices, own))
         instance = Instance(
             graph, stand_in_cluster(4), BATCH, precision="fp32", loss_chunks=self.chunks
         )
-        return make_plan(instance, tuple(stages), self.micro_batches, self.schedule)
+        plan = make_plan(instance, tuple(stages), self.micro_batches, self.schedule)
+        return replace(plan, orders=parse_orders(self.orders))
+
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Rows of the batch that are run together in the last stage."""
+        plan = self.plan()
+        last = len(plan.stages) - 1
+        every = (
+            rows_of(plan, last, replica, index, self.rows)
+            for index in range(self.micro_batches)
+            for replica in range(plan.stages[-1].mesh.dp)
+        )
+        return tuple((rows.start, rows.stop) for rows in every if rows)
 
     def _layout(self, graph: OpGraph, group: int, tp: int) -> str:
         known = graph.structure(group).layouts_with("tp", tp)
@@ -137,8 +163,22 @@ class Case:
         options = Options(steps=STEPS, warmup=0, collect=True, dtype="float64")
         options = replace(options, **dict(self.options))  # type: ignore[arg-type]
         optimizer = "sgd" if self.model in STEPPED_BY_SGD else None
-        return Job(self.plan(), graph_of(self.model), name, args, options, optimizer)
+        graph = graph_of(self.model)
+        return Job(self.plan(), graph, name, args, options, optimizer, rows=self.rows)
 
+
+#: One device a stage, and the stages of a V on them.
+PIPE, TURN = ((1, 1), (1, 1)), (0, 1, 1, 0)
+BUCKETS = (("bucket_bytes", 2000),)
+#: Some backwards have a part of their own for parameters, others have none.
+MIXED = """
+0F0 1F0 0F1 1F1 3F0 3B0 3F1 3B1 1B0 0B0 3W1 1B1 0B1 1W1 0W1 1W0
+2F0 2F1 2B0 2B1 2W1 2W0
+"""
+SHUFFLED = """
+0F1 0F0 0F3 0F2 0B0 0B1 0B2 0B3
+1F1 1F0 1B0 1F3 1B1 1F2 1B2 1B3
+"""
 
 CASES = {
     "single": Case("gpt", ((1, 1),), exact=True),
@@ -253,6 +293,81 @@ CASES = {
     "joined": Case("resnet", ((1, 1),), 2, recompute="joined", exact=True),
     "interleaved t5, three rounds": Case("t5", ((1, 1), (1, 1)), 2, rounds=3),
     "dp4": Case("gpt", ((4, 1),), 2, recompute="full"),
+    "interleaved 1f1b": Case("gpt-untied", PIPE, 4, "interleaved", rounds=2, exact=True),
+    "interleaved 1f1b, recompute": Case("llama", PIPE, 2, "interleaved", "full", rounds=2),
+    "zb-h1": Case("gpt-untied", PIPE, 4, "zb-h1", exact=True),
+    "zb-h1, recompute": Case("gpt-untied", PIPE, 4, "zb-h1", "full", exact=True),
+    "zb-h1, ops": Case("llama", PIPE, 4, "zb-h1", "ops"),
+    "zb-v, attention": Case("llama", PIPE, 4, "zb-v", "attention", owner=TURN),
+    "zb-v, joined": Case("llama", PIPE, 4, "zb-v", "joined", owner=TURN),
+    "zb-h1, tied": Case("gpt", PIPE, 4, "zb-h1"),
+    "zb-h1, one micro-batch": Case("llama", PIPE, 1, "zb-h1", exact=True),
+    "zb-h1, resnet": Case("resnet", PIPE, 4, "zb-h1", exact=True),
+    "zb-h1, t5": Case("t5", PIPE, 2, "zb-h1"),
+    "zb-v": Case("gpt-untied", PIPE, 4, "zb-v", owner=TURN, exact=True),
+    "zb-v, recompute": Case("llama", PIPE, 4, "zb-v", "full", owner=TURN, exact=True),
+    "zb-v, tied ends on one mesh": Case("gpt", PIPE, 4, "zb-v", owner=TURN),
+    "zb-v, one micro-batch": Case("llama", PIPE, 1, "zb-v", owner=TURN, exact=True),
+    "zb-v, resnet": Case("resnet", PIPE, 2, "zb-v", "full", owner=TURN, exact=True),
+    "explicit, neighbours on one mesh": Case(
+        "gpt-untied", PIPE, 2, "explicit", owner=(0, 0, 1, 0), orders=MIXED, exact=True
+    ),
+    "explicit, backwards in another order": Case(
+        "llama", PIPE, 4, "explicit", "full", orders=SHUFFLED
+    ),
+    "pp4 zb-h1": Case("gpt-untied", ((1, 1),) * 4, 8, "zb-h1", exact=True),
+    "pp4 zb-h1, recompute": Case("llama", ((1, 1),) * 4, 8, "zb-h1", "full", exact=True),
+    "pp4 zb-h1, fewer micro-batches": Case("llama", ((1, 1),) * 4, 2, "zb-h1", exact=True),
+    "pp4 zb-v": Case("t5", ((1, 1),) * 4, 8, "zb-v", owner=(0, 1, 2, 3, 3, 2, 1, 0), exact=False),
+    "pp4 interleaved": Case("t5", ((1, 1),) * 4, 4, "interleaved", rounds=2),
+    "zb-h1 x tp2": Case("llama", ((1, 2), (1, 2)), 4, "zb-h1"),
+    "zb-v x tp2": Case("gpt", ((1, 2), (1, 2)), 4, "zb-v", "full", owner=TURN),
+    "zb-h1 x dp2": Case("gpt", ((2, 1), (2, 1)), 2, "zb-h1"),
+    "zb-v x zero1": Case(
+        "llama", ((2, 1), (2, 1)), 2, "zb-v", owner=TURN, zero=1, shard=2, options=BUCKETS
+    ),
+    "zb-h1 x zero2": Case("gpt", ((2, 1), (2, 1)), 2, "zb-h1", zero=2, shard=2),
+    "zb-v x zero3": Case("llama", ((2, 1), (2, 1)), 2, "zb-v", owner=TURN, zero=3, shard=2),
+    "zb-h1 x zero3, recompute": Case("gpt", ((2, 1), (2, 1)), 2, "zb-h1", "full", zero=3, shard=2),
+    "zb-v, sequences cut": Case(
+        "llama", ((1, 2), (1, 2)), 4, "zb-v", owner=TURN, layout="sequence"
+    ),
+    "sequences cut, then whole": Case("llama", ((1, 2), (2, 1)), 2, layout="sequence"),
+    "sequences whole, then cut": Case("t5", ((2, 1), (1, 2)), 2, layout="sequence"),
+    "sequences cut over tp, then cp": Case(
+        "gpt-untied", ((1, 2), (1, 1)), 2, layout="sequence", cp=(1, 2)
+    ),
+    "sequences cut over cp, then tp, short": Case(
+        "llama", ((1, 1), (1, 2)), 2, "zb-h1", layout="sequence", cp=(2, 1), rows=5
+    ),
+    "cp then dp": Case("llama", ((1, 1), (2, 1)), 4, "zb-h1", cp=(2, 1)),
+    "short batch, zero2": Case("gpt", ((2, 1),), 2, zero=2, shard=2, rows=3),
+    "short batch, zero3": Case("llama", ((2, 1),), 2, zero=3, shard=2, rows=3, recompute="full"),
+    "short batch, zero3 x zb-h1": Case(
+        "gpt", ((2, 1), (2, 1)), 2, "zb-h1", zero=3, shard=2, rows=5
+    ),
+    "shares, zero3": Case("llama", ((2, 1),), 2, zero=3, shard=2, shares=((3, 1),)),
+    "zb-h1, dp1 then dp2": Case("gpt-untied", ((1, 1), (2, 1)), 4, "zb-h1", options=BUCKETS),
+    "short batch": Case("gpt-untied", PIPE, 4, rows=5, exact=True),
+    "short batch, gpipe": Case("gpt-untied", PIPE, 4, "gpipe", rows=3, exact=True),
+    "short batch, one row": Case("llama", PIPE, 4, rows=1, exact=True),
+    "short batch, dp2": Case("gpt", ((2, 1),), 2, rows=5),
+    "short batch, one replica idle": Case("llama", ((2, 1),), 1, rows=3, options=BUCKETS),
+    "short batch, zero1": Case("gpt", ((2, 1),), 2, zero=1, shard=2, rows=3),
+    "short batch, zb-h1": Case("resnet", PIPE, 4, "zb-h1", rows=5, exact=True),
+    "short batch, zb-v": Case("gpt-untied", PIPE, 4, "zb-v", owner=TURN, rows=7, exact=True),
+    "short batch, interleaved": Case("t5", PIPE, 2, "interleaved", rounds=2, rows=3),
+    "short batch, dp1 then dp2": Case("gpt", ((1, 1), (2, 1)), 2, rows=6),
+    "short batch, t5 dp2 then dp1": Case("t5", ((2, 1), (1, 1)), 2, rows=5),
+    "short batch, pp2 x dp2": Case("llama", ((2, 1), (2, 1)), 2, rows=3),
+    "short batch, pp2 x tp2": Case("llama", ((1, 2), (1, 2)), 2, rows=3),
+    "shares": Case("gpt", ((2, 1),), 2, shares=((3, 1),)),
+    "shares, zero1": Case("llama", ((2, 1),), 1, zero=1, shard=2, shares=((5, 3),)),
+    "shares, short batch": Case("gpt", ((2, 1),), 2, shares=((3, 1),), rows=6),
+    "shares of two stages": Case("llama", ((2, 1), (2, 1)), 1, shares=((5, 3), (3, 5))),
+    "shares of the first": Case("gpt", ((2, 1), (2, 1)), 2, "zb-h1", shares=((3, 1), (2, 2))),
+    "shares of the last": Case("t5", ((1, 1), (2, 1)), 1, shares=((), (5, 3))),
+    "shares of three": Case("gpt", ((1, 1), (3, 1)), 1, shares=((), (5, 2, 1)), rows=7),
 }
 
 #: With dropout: all of them draw the masks of the first.
@@ -287,7 +402,11 @@ def test_equals_one_process(name: str) -> None:
     case = CASES[name]
     found = measured(case.start)[name]
     dp = case.meshes[-1][0]
-    losses, tensors = expected(case.model, case.micro_batches * dp, BATCH, STEPS)
+    losses, tensors = expected(case.model, case.runs(), STEPS)
+    plan = case.plan()
+    every = zip(lanes(plan), actions(plan), strict=True)
+    wanted_orders = {d: format_orders([own]) for mesh, own in every for d in mesh.devices}
+    assert found.executed == tuple(wanted_orders.get(r, "") for r in range(len(found.executed)))
     assert found.losses == pytest.approx(losses, rel=TOLERANCE)
     kinds = ("gradient/", "weight/", *(["buffer/"] if dp == 1 else []))
     largest = max(float(t.abs().max()) for k, t in tensors.items() if k.startswith("gradient/"))

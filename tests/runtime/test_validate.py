@@ -55,7 +55,6 @@ def test_a_legal_plan_passes() -> None:
         ({"precision": "fp8-mixed"}, "the runtime executes fp32, bf16, bf16-mixed"),
         ({"micro_batches": 3}, "must divide the global batch of 4"),
         ({"schedule": "zigzag"}, "must be one of gpipe, 1f1b"),
-        ({"schedule": "zb-h1"}, "executes the schedules gpipe, 1f1b"),
         ({"loss_chunks": 4}, "no cross entropy whose tokens could go in chunks"),
         ({"fused": True}, "runs op by op"),
     ],

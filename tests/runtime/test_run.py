@@ -340,6 +340,15 @@ CASES = {
     "sequences cut over cp, then tp, short": Case(
         "llama", ((1, 1), (1, 2)), 2, "zb-h1", layout="sequence", cp=(2, 1), rows=5
     ),
+    "pp2 x tp2 sequence, recompute": Case(
+        "llama", ((1, 2), (1, 2)), 2, recompute="full", layout="sequence"
+    ),
+    "pp2 x tp2 expert-sequence": Case("mixtral", ((1, 2), (1, 2)), 2, layout="expert-sequence"),
+    "pp2 x tp2 shard-through": Case("t5", ((1, 2), (1, 2)), 2, layout="shard-through"),
+    "pp2 x cp2": Case("bert", ((1, 1), (1, 1)), 2, cp=(2, 2)),
+    "pp2 x cp2, tied, ops": Case("gpt", ((1, 1), (1, 1)), 2, recompute="ops", cp=(2, 2)),
+    "cp2, then cp1": Case("llama", ((1, 1), (1, 1)), 2, cp=(2, 1)),
+    "zb-h1, loss in chunks": Case("llama", PIPE, 4, "zb-h1", chunks=3),
     "cp then dp": Case("llama", ((1, 1), (2, 1)), 4, "zb-h1", cp=(2, 1)),
     "short batch, zero2": Case("gpt", ((2, 1),), 2, zero=2, shard=2, rows=3),
     "short batch, zero3": Case("llama", ((2, 1),), 2, zero=3, shard=2, rows=3, recompute="full"),
@@ -383,6 +392,9 @@ DROPOUT = {
     "dropout interleaved": Case("gpt-dropout", ((1, 1), (1, 1)), 4, rounds=2),
     "dropout pp2 ops": Case("gpt-dropout", ((1, 1), (1, 1)), 4, recompute="ops"),
     "dropout pp2 attention": Case("gpt-dropout", ((1, 1), (1, 1)), 4, recompute="attention"),
+    "dropout zb-h1": Case("gpt-dropout", PIPE, 4, "zb-h1"),
+    "dropout zb-h1, recompute": Case("gpt-dropout", PIPE, 4, "zb-h1", "full"),
+    "dropout zb-v": Case("gpt-dropout", PIPE, 4, "zb-v", owner=TURN),
     "dropout pp4": Case("gpt-dropout", ((1, 1),) * 4, 4, recompute="full"),
 }
 

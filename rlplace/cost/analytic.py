@@ -14,6 +14,7 @@ from rlplace.cost import memory
 from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
 from rlplace.cost.compute import Compute, beside, compute, slower
 from rlplace.cost.context import context_collectives, ring_attention
+from rlplace.cost.exchanges import state_exchanges
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Collective, Layout, Structure, Work
 from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
@@ -319,31 +320,17 @@ def find_layout(structure: Structure, name: str, degree: int) -> Layout:
 
 
 def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
-    """Seconds of (gather a pass, scatter a micro-batch, reduce a step, publish a step).
-
-    ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and gathers the updated weights;
-    ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers before every pass.
-    """
-    looks, work, zero, run = share.looks, share.work, share.choice.zero, share.instance.execution
-    ranks = looks.shard.ranks
-    gradients = float(work.params * share.instance.bytes.gradient)
-    weights = float(work.params * share.instance.bytes.weight)
-    publish = _bucketed("all_gather", weights, looks.shard, run.bucket)
-    if zero == 0 or ranks == 1:
-        return 0.0, 0.0, _bucketed("all_reduce", gradients, looks.dp, run.bucket), 0.0
-    if zero == 1 and not run.scatters:
-        return 0.0, 0.0, _bucketed("all_reduce", gradients, looks.dp, run.bucket), publish
-    scatter = _bucketed("reduce_scatter", gradients, looks.shard, run.bucket)
-    across = _bucketed("all_reduce", gradients / ranks, looks.replicate, run.bucket / ranks)
-    if zero == 1:
-        return 0.0, 0.0, scatter + across, publish
-    if zero == 2:
-        return 0.0, scatter, across, publish
-    frozen = float(work.frozen_params * share.instance.bytes.weight)
-    size = weights + frozen
-    if run.gather_bytes:
-        size *= run.gather_bytes / share.instance.bytes.weight
-    return seconds("all_gather", size, looks.shard), scatter, across, 0.0
+    """Seconds of (gather a pass, scatter a micro-batch, reduce a step, publish a step)."""
+    run = share.instance.execution
+    found = {"pass": 0.0, "micro-batch": 0.0, "step": 0.0, "publish": 0.0}
+    for one in state_exchanges(share.instance, share.work, share.choice, share.mesh):
+        ring = getattr(share.looks, one.axis)
+        # Weights that are lent come group by group; a part of the gradients as a part of a bucket.
+        bucket = 0.0 if one.when == "pass" else run.bucket
+        if one.axis == "replicate":
+            bucket /= share.looks.shard.ranks
+        found[one.when] += _bucketed(one.kind, one.size, ring, bucket)
+    return found["pass"], found["micro-batch"], found["step"], found["publish"]
 
 
 def _bucketed(kind: CollectiveKind, size: float, ring: Ring, bucket: float) -> float:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rlplace.cost.compute import Compute
 from rlplace.errors import InputError
-from rlplace.graph.types import Collective, Structure
+from rlplace.graph.types import Affine, Collective, Structure
 from rlplace.plan.types import Mesh
 
 #: Share by which attention over very many ranks takes longer than in one kernel: it goes block by
@@ -49,6 +49,11 @@ def context_collectives(structure: Structure, mesh: Mesh) -> tuple[Collective, .
     if mesh.cp not in layouts:
         near = min(layouts, key=lambda degree: abs(degree - mesh.cp))
         raise InputError("cp", mesh.cp, f"layouts are known at {sorted(layouts)}", near)
-    # A layout counts the whole tensor of a replica's samples.
-    scale = mesh.cp / mesh.tp
-    return tuple(replace(one, floats=one.floats * scale) for one in layouts[mesh.cp].collectives)
+    return tuple(
+        replace(one, floats=_for_a_rank(one.floats, mesh)) for one in layouts[mesh.cp].collectives
+    )
+
+
+def _for_a_rank(floats: Affine, mesh: Mesh) -> Affine:
+    """Elements by the samples of a rank; a layout counts the whole tensor of a replica's."""
+    return Affine(floats.base / mesh.tp, floats.per_sample * mesh.cp / mesh.tp)

@@ -143,7 +143,7 @@ def _check_cp(instance: Instance, cp: int, field: str) -> None:
 def _check_samples(plan: Plan, index: int, stage: Stage) -> None:
     mesh = stage.mesh
     if stage.shares:
-        _check_shares(plan.micro_batch, mesh.dp, stage.shares, f"plan.stages[{index}].shares")
+        refuse_shares(plan.micro_batch, mesh.dp, stage.shares, f"plan.stages[{index}].shares")
     elif plan.micro_batch % mesh.dp:
         legal = legal_micro_batches(plan.global_batch, mesh.dp)
         rule = (
@@ -154,7 +154,12 @@ def _check_samples(plan: Plan, index: int, stage: Stage) -> None:
         raise InputError("plan.micro_batches", plan.micro_batches, rule, near)
 
 
-def _check_shares(micro_batch: int, dp: int, shares: tuple[int, ...], field: str) -> None:
+def refuse_shares(micro_batch: int, dp: int, shares: tuple[int, ...], field: str) -> None:
+    """Refuse shares that do not give every replica samples, or not those of a micro-batch.
+
+    Raises:
+        InputError: With legal shares in about the same proportions.
+    """
     near = nearest_shares(micro_batch, dp, shares)
     if len(shares) != dp:
         raise InputError(field, shares, f"one share for each of the {dp} replicas", near)
@@ -177,12 +182,9 @@ def nearest_shares(micro_batch: int, dp: int, wanted: Sequence[int]) -> tuple[in
     if micro_batch < dp:
         return None
     known = [max(value, 0) for value in wanted[:dp]]
-    mean = sum(known) / len(known) if known else 1.0
-    weights = [*known, *([mean] * (dp - len(known)))]
-    total = sum(weights) or 1.0
-    exact = [
-        weight / total * micro_batch if sum(weights) else micro_batch / dp for weight in weights
-    ]
+    mean = sum(known) / len(known) if any(known) else 1.0
+    weights = [*known, *[mean] * (dp - len(known))] if any(known) else [1.0] * dp
+    exact = [weight / sum(weights) * micro_batch for weight in weights]
     found = [max(1, int(value)) for value in exact]
     while sum(found) != micro_batch:
         step = 1 if sum(found) < micro_batch else -1

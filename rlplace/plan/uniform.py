@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rlplace.errors import InputError
 from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.types import OpGraph
-from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.check import legal_micro_batches, nearest_shares, refuse_shares
 from rlplace.plan.degrees import nearest, refuse_degree, refuse_unknown_degree
 from rlplace.plan.schedules import refuse_name
 from rlplace.plan.tied import settle
@@ -51,6 +51,7 @@ def uniform_plan(
     balance: Literal["flops", "layers"] = "flops",
     cuts: tuple[int, ...] | None = None,
     devices: tuple[int, ...] | None = None,
+    shares: tuple[int, ...] = (),
 ) -> Plan:
     """A plan from degrees.
 
@@ -83,6 +84,7 @@ def uniform_plan(
             comes before the first layer and after the last belongs to the first and last stage.
         cuts: First group of each stage but the first; by default balanced.
         devices: Global ranks to use; by default all.
+        shares: Samples of a micro-batch on each replica, where they are not equal.
 
     Raises:
         InputError: If the degrees do not fit the devices, the groups or the batch; if `tp` does
@@ -92,7 +94,10 @@ def uniform_plan(
     _check_tp(instance, len(ranks), pp, tp)
     dp_replicate, dp_shard = _dp(len(ranks), (pp, tp, cp), dp_replicate, dp_shard, zero)
     dp = dp_replicate * dp_shard
-    count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
+    if shares:
+        count = _shared(instance.global_batch, dp, shares, micro_batches)
+    else:
+        count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
     owner = _owner(schedule, pp, virtual)
     if cuts is None:
         cut = layer_cuts if balance == "layers" else balanced_cuts
@@ -109,7 +114,7 @@ def uniform_plan(
         members = ranks[lane * size : (lane + 1) * size]
         mesh = Mesh(members, dp_replicate, dp_shard, cp, tp)
         start, stop = bounds[index], bounds[index + 1]
-        stages.append(Stage(start, stop, mesh, _alone(choices[start:stop])))
+        stages.append(Stage(start, stop, mesh, _alone(choices[start:stop]), shares))
     return make_plan(instance, tuple(stages), count, schedule)
 
 
@@ -311,6 +316,22 @@ def _dp(
             "pp, tp, cp, dp", need, f"more devices than the {devices} there are", devices
         )
     return dp_replicate, dp_shard
+
+
+def _shared(global_batch: int, dp: int, shares: tuple[int, ...], micro_batches: int | None) -> int:
+    """Micro-batches of so many samples as the shares are together."""
+    total = sum(shares)
+    if total < 1 or global_batch % total:
+        sizes = tuple(size for size in range(dp, global_batch + 1) if global_batch % size == 0)
+        near = nearest_shares(nearest(total, sizes) or dp, dp, shares)
+        rule = f"the shares together divide the global batch of {global_batch}"
+        raise InputError("shares", shares, rule, near)
+    refuse_shares(total, dp, shares, "shares")
+    count = global_batch // total
+    if micro_batches not in (None, count):
+        rule = f"shares of {total} samples make another number"
+        raise InputError("micro_batches", micro_batches, rule, count)
+    return count
 
 
 def _micro_batches(

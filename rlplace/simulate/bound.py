@@ -1,7 +1,8 @@
 """Provable lower limits of the step time of an instance, under the analytic cost model.
 
-Every plan takes at least `bound` seconds, if it is legal, chooses what the instance offers, and
-fits. What a group costs at least is
+Every plan takes at least `bound` seconds, if it is legal, chooses what the instance offers, gives
+all replicas of a mesh equally many samples, and fits. (Unequal shares, which no planner chooses,
+may beat it on devices of several kinds.) What a group costs at least is
 in `rlplace.simulate.bounds`; here is what a step does at least, whatever its stages are. T is the
 step time, a *lane* is a mesh with all its stages, n its devices.
 

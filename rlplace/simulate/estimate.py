@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -81,6 +81,8 @@ class Estimator:
     evaluations: int = 0
     _stages: dict[tuple[Stage, int], StageCost] = field(default_factory=dict)
     _kinds: dict[Mesh, tuple[_Alike, ...]] = field(default_factory=dict)
+    _replicas: dict[tuple[Stage, int, str, int], StageCost] = field(default_factory=dict)
+    _as_kinds: dict[tuple[Mesh, str], Instance] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         instance = self.instance
@@ -109,7 +111,14 @@ class Estimator:
                 phase,
             )
             for mesh, (use, phase) in zip(run.lanes, _uses(run, parts), strict=True)
+            if not _shared_unequally(plan, mesh)
             for alike in self._alike(mesh)
+        ]
+        used += [
+            (alike, use.within(alike.reserve, execution.fragmentation, execution.cached), phase)
+            for lane, mesh in enumerate(run.lanes)
+            if _shared_unequally(plan, mesh)
+            for alike, use, phase in self._unequal(plan, run, lane)
         ]
         memory, phases, totals = self._by_device(used)
         reasons = _reasons([(alike, use.total) for alike, use, _ in used])
@@ -149,10 +158,73 @@ class Estimator:
     def _stage(self, stage: Stage, micro_batches: int) -> StageCost:
         key = (stage, micro_batches)
         if key not in self._stages:
-            self._stages[key] = stage_cost(
-                self.instance, stage, micro_batches, self.cost, self._reads
+            self._stages[key] = (
+                self._slowest(stage, micro_batches)
+                if stage.shares
+                else stage_cost(self.instance, stage, micro_batches, self.cost, self._reads)
             )
         return self._stages[key]
+
+    def _unequal(self, plan: Plan, run: _Run, lane: int) -> Iterator[tuple[_Alike, MemoryUse, str]]:
+        """What each device of a lane holds whose replicas have different samples."""
+        mesh, cluster = run.lanes[lane], self.instance.cluster
+        per_replica = mesh.cp * mesh.tp
+        for place, device in enumerate(mesh.devices):
+            costs = [
+                self._replica(stage, plan.micro_batches, place // per_replica, device)
+                if stage.mesh == mesh
+                else cost
+                for stage, cost in zip(plan.stages, run.costs, strict=True)
+            ]
+            own = replace(run, costs=costs)
+            use, phase = _uses(own, self._parts(plan, own))[lane]
+            kind = cluster.kind(device)
+            reserve = kind.reserve + self.instance.execution.reserve
+            yield (
+                _Alike(kind.name, self.instance.memory_limit(device), reserve, (device,)),
+                use,
+                phase,
+            )
+
+    def _slowest(self, stage: Stage, micro_batches: int) -> StageCost:
+        """The cost of the replica that takes longest with its samples on its devices."""
+        per_replica = stage.mesh.cp * stage.mesh.tp
+        every = [
+            self._replica(stage, micro_batches, place // per_replica, device)
+            for place, device in enumerate(stage.mesh.devices)
+        ]
+        return max(every, key=lambda cost: cost.forward + cost.backward)
+
+    def _replica(self, stage: Stage, micro_batches: int, replica: int, device: int) -> StageCost:
+        """The cost of a stage if all its replicas were as one of them, on one of its devices.
+
+        So its collectives are those of the whole mesh, and its compute is its own.
+        """
+        kind = self.instance.cluster.devices[device].kind
+        samples = stage.samples(self.instance.global_batch // micro_batches)[replica]
+        key = (stage, micro_batches, kind, samples)
+        if key not in self._replicas:
+            self._replicas[key] = stage_cost(
+                self._as_kind(stage.mesh, kind),
+                stage,
+                micro_batches,
+                self.cost,
+                self._reads,
+                samples,
+            )
+        return self._replicas[key]
+
+    def _as_kind(self, mesh: Mesh, kind: str) -> Instance:
+        """The instance with all devices of a mesh of one kind."""
+        if (mesh, kind) not in self._as_kinds:
+            cluster = self.instance.cluster
+            devices = tuple(
+                replace(device, kind=kind) if device.index in mesh.devices else device
+                for device in cluster.devices
+            )
+            made = replace(self.instance, cluster=replace(cluster, devices=devices))
+            self._as_kinds[mesh, kind] = made
+        return self._as_kinds[mesh, kind]
 
     def _durations(
         self,
@@ -299,6 +371,10 @@ class Estimator:
                 choice = stage.choices[own[0].index - stage.start]
                 found.append(tied_states(self.instance, own[0], choice, stage.mesh, tied))
         return found
+
+
+def _shared_unequally(plan: Plan, mesh: Mesh) -> bool:
+    return any(stage.shares for stage in plan.stages if stage.mesh == mesh)
 
 
 def _uses(run: _Run, parts: list[MemoryUse]) -> list[tuple[MemoryUse, str]]:

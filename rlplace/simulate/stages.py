@@ -98,6 +98,7 @@ def stage_cost(
     micro_batches: int,
     cost: CostModel,
     reads: tuple[tuple[float, float, float, float], ...],
+    samples: float | None = None,
 ) -> StageCost:
     """Cost of a stage.
 
@@ -107,8 +108,10 @@ def stage_cost(
         micro_batches: Micro-batches of a step.
         cost: The cost model.
         reads: `boundaries` of the graph.
+        samples: Of a replica and a micro-batch; by default all replicas have as many.
     """
-    samples = instance.global_batch / micro_batches / stage.mesh.dp
+    if samples is None:
+        samples = instance.global_batch / micro_batches / stage.mesh.dp
     known: dict[tuple[int, GroupChoice, float], tuple[GroupCost, memory.StateBytes]] = {}
     found = []
     for index, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlplace.errors import InputError
-from rlplace.plan.check import check, legal_micro_batches
+from rlplace.plan.check import check, legal_micro_batches, nearest_shares
 from rlplace.plan.degrees import nearest
 from rlplace.plan.testing import cluster, random_plan, round_kind, transformer
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
@@ -169,3 +171,39 @@ def test_bad_instances(changes: dict[str, Any], field: str, legal: object) -> No
     assert caught.value.field == field
     if legal is not None:
         assert caught.value.nearest == legal
+
+
+@pytest.mark.parametrize(
+    ("shares", "rule", "near"),
+    [
+        ((4,), "one share for each of the 2 replicas", (2, 2)),
+        ((4, 0), "a replica without samples is an idle device", (3, 1)),
+        ((6, 2), "the shares are the 4 samples of a micro-batch together", (3, 1)),
+    ],
+)
+def test_illegal_shares(shares: tuple[int, ...], rule: str, near: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=rule) as caught:
+        check(_INSTANCE, _stage(0, shares=shares)(_PLAN))
+    assert caught.value.nearest == near
+    check(_INSTANCE, _stage(0, shares=near)(_PLAN))
+
+
+def test_shares_lift_the_rule_that_replicas_divide_the_samples() -> None:
+    mesh = Mesh((0, 1, 2), 3)
+    plan = _one_stage(mesh)(_field(micro_batches=6)(_PLAN))
+    with pytest.raises(InputError, match="3 replicas, which must divide"):
+        check(_INSTANCE, plan)
+    check(_INSTANCE, _stage(0, shares=(2, 1, 1))(plan))
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(-1, 9), max_size=8))
+def test_the_nearest_shares_are_legal(micro_batch: int, dp: int, wanted: list[int]) -> None:
+    found = nearest_shares(micro_batch, dp, wanted)
+    if micro_batch < dp:
+        assert found is None
+        return
+    assert found is not None
+    assert (len(found), sum(found)) == (dp, micro_batch)
+    assert min(found) >= 1
+    if len(wanted) == dp and sum(wanted) == micro_batch and min(wanted) >= 1:
+        assert found == tuple(wanted)

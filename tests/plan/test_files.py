@@ -57,6 +57,9 @@ def test_a_file_and_back(tmp_path: Path) -> None:
     instance = Instance(transformer(2), cluster([[round_kind()] * 4]), 8)
     for seed in range(5):
         plan = random_plan(instance, np.random.default_rng(seed))
+        first, *rest = plan.stages
+        named = replace(first, shares=first.samples(plan.micro_batch))
+        plan = replace(plan, stages=(named, *rest))
         plan.save(path)
         assert Plan.load(path) == plan
     assert [child.name for child in tmp_path.iterdir()] == ["plan.json"]

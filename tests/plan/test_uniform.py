@@ -180,3 +180,15 @@ def test_a_global_batch_that_no_replica_count_divides() -> None:
     instance = _instance(devices=4, global_batch=7)
     with pytest.raises(InputError, match="4 replicas must divide the global batch of 7"):
         uniform_plan(instance)
+
+
+def test_unequal_shares() -> None:
+    instance = _instance(2)
+    plan = uniform_plan(instance, shares=(5, 3))
+    assert (plan.micro_batches, plan.stages[0].shares) == (4, (5, 3))
+    check(instance, plan)
+    with pytest.raises(InputError, match="together divide the global batch of 32") as caught:
+        uniform_plan(instance, shares=(5, 4))
+    assert caught.value.nearest == (4, 4)
+    with pytest.raises(InputError, match="make another number"):
+        uniform_plan(instance, shares=(5, 3), micro_batches=2)

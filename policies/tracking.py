@@ -13,6 +13,8 @@ from typing import Any
 
 from stable_baselines3.common.logger import KVWriter
 
+from rlplace.runtime.reports import StepReport
+
 Cell = str | float | int
 
 
@@ -65,6 +67,48 @@ class Tracker:
     def finish(self) -> None:
         """Write what is left."""
         self._run.finish()
+
+
+class StepTracker:
+    """Logs the steps of a training by a plan (a `rlplace.runtime.reports.Callback`).
+
+    Args:
+        folder: As for `Tracker`, like all the rest.
+        name: Name of the run.
+        config: The configuration.
+    """
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        self._tracker = Tracker(folder, name, config)
+        self._writer = self._tracker.writer("train")
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of this run are."""
+        return self._tracker.folder
+
+    def begin(self, steps: int | None) -> None:
+        """Nothing to log yet."""
+
+    def step(self, report: StepReport) -> None:
+        """Send the numbers of a step; what is not known is left out."""
+        numbers = {
+            "loss": report.loss,
+            "lr": report.lr,
+            "grad_norm": report.grad_norm,
+            "step_time": report.seconds,
+            "tokens_per_s": report.tokens_per_s,
+            "memory": report.memory,
+        }
+        known = {name: value for name, value in numbers.items() if value is not None}
+        self._writer.write(known, {}, report.step)
+
+    def end(self) -> None:
+        """Nothing to end: another `fit` may follow."""
+
+    def finish(self) -> None:
+        """Write what is left."""
+        self._tracker.finish()
 
 
 class _Writer(KVWriter):

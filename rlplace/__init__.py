@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rlplace.envs.registration import register
 
 if TYPE_CHECKING:
-    from rlplace.api import calibrate, capture, estimate, library, place, run, uniform_plan
+    from rlplace.api import calibrate, capture, estimate, library, place, uniform_plan
     from rlplace.cluster.types import Cluster
     from rlplace.graph.types import OpGraph
     from rlplace.plan.types import Instance, Plan
+    from rlplace.training import Trainer, run
 
 __version__ = "0.1.0"
 
@@ -23,12 +24,13 @@ _HOMES = {
     "Instance": "rlplace.plan.types",
     "OpGraph": "rlplace.graph.types",
     "Plan": "rlplace.plan.types",
+    "Trainer": "rlplace.training",
     "calibrate": "rlplace.api",
     "capture": "rlplace.api",
     "estimate": "rlplace.api",
     "library": "rlplace.api",
     "place": "rlplace.api",
-    "run": "rlplace.api",
+    "run": "rlplace.training",
     "uniform_plan": "rlplace.api",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "Instance",
     "OpGraph",
     "Plan",
+    "Trainer",
     "calibrate",
     "capture",
     "estimate",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from rlplace.cost.measured import Calibration
     from rlplace.graph.types import OpGraph
-    from rlplace.runtime.measure import Measurement
 
 __all__ = [
     "Placement",
@@ -44,7 +43,6 @@ __all__ = [
     "estimate",
     "library",
     "place",
-    "run",
     "shipped_policy",
     "uniform_plan",
 ]
@@ -165,13 +163,6 @@ def capture(
     from rlplace.graph.user_model import capture_cached
 
     return (capture_cached if cache else capture_module)(module, args, kwargs, **options)
-
-
-def run(plan: Plan, model_fn: Any, *args: Any, **options: Any) -> Measurement:
-    """Run a plan on the ranks that torchrun started; see `rlplace.runtime.run.run`."""
-    from rlplace.runtime.run import run as run_plan
-
-    return run_plan(plan, model_fn, *args, **options)
 
 
 def calibrate(measurements: Any, names: Sequence[str], **options: Any) -> Calibration:

@@ -16,6 +16,7 @@ import tyro
 from rich.console import Console
 
 from rlplace.commands.launch import show_launch
+from rlplace.commands.run import run
 from rlplace.errors import InfeasibleError, RlplaceError
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from rlplace.plan.types import Instance
 
 OK, BAD_INPUT, NOTHING_FITS = 0, 1, 2
-#: Share of the cores in use above which a measurement is warned about.
-_BUSY = 0.15
 
 
 def discover(
@@ -206,62 +205,6 @@ def plan(
         console.print()
         for line in reasons:
             console.print(f"- {line}", highlight=False, markup=False)
-    return OK
-
-
-def run(
-    plan: tyro.conf.Positional[Path],
-    *,
-    steps: int = 20,
-    warmup: int = 3,
-    lr: float = 1e-3,
-    seed: int = 0,
-    device: str = "cpu",
-    timeout: float = 60.0,
-    out: Path | None = None,
-    picture: Path | None = None,
-    trace: Path | None = None,
-    json: bool = False,
-) -> int:
-    """Run a plan of a library model on ranks of this machine, with random data, and measure it.
-
-    Args:
-        plan: A plan file that `rlplace plan --out` wrote.
-        steps: Measured steps.
-        warmup: Steps before them.
-        lr: Learning rate.
-        seed: Seed of the parameters and the data.
-        device: cpu (gloo) or cuda (NCCL).
-        timeout: Seconds after which a rank gives up waiting for another.
-        out: Write the measurement here as JSON.
-        picture: Draw one measured step here.
-        trace: Write one measured step here as a Chrome trace, for Perfetto.
-        json: Print one JSON object.
-    """
-    from rlplace.cluster.discover import busy
-    from rlplace.plan.types import Plan
-    from rlplace.report.run_view import measurement_data, render_measurement, step_progress
-    from rlplace.report.timeline_view import draw, save_trace
-    from rlplace.runtime.launch import launch
-    from rlplace.runtime.options import Options
-
-    loaded = Plan.load(plan)
-    if device == "cpu" and not json and (load := busy()) > _BUSY:
-        Console(stderr=True).print(
-            f"[yellow]{load:.0%} of the cores are busy: times will be off[/]"
-        )
-    options = Options(steps=steps, warmup=warmup, lr=lr, seed=seed)
-    with step_progress(steps + warmup, quiet=json) as progress:
-        measured = launch(
-            loaded, options=options, device=device, timeout=timeout, progress=progress
-        )
-    if out is not None:
-        measured.save(out)
-    if picture is not None:
-        draw([measured.timeline], picture)
-    if trace is not None:
-        save_trace(measured.timeline, trace)
-    _print(measurement_data(measured) if json else render_measurement(measured))
     return OK
 
 

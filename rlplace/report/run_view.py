@@ -11,6 +11,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 from rlplace.runtime.measure import Measurement
+from rlplace.runtime.reports import StepReport
 from rlplace.units import MIB, format_seconds
 
 
@@ -52,11 +53,39 @@ def step_progress(
     if quiet:
         yield None
         return
-    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[last]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar() as bar:
         task = bar.add_task("steps", total=steps, last="starting the ranks")
 
         def advance(job: int, step: int, seconds: float) -> None:
             bar.update(task, completed=step + 1, last=format_seconds(seconds))
 
         yield advance
+
+
+class StepBar:
+    """A progress bar on stderr that a trainer moves (a `rlplace.runtime.reports.Callback`)."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def begin(self, steps: int | None) -> None:
+        """Show the bar; it pulses where the number of steps is not known."""
+        self._bar = _bar()
+        self._task = self._bar.add_task("steps", total=steps, last="")
+        self._bar.start()
+
+    def step(self, report: StepReport) -> None:
+        """Move on."""
+        assert self._bar is not None
+        last = f"loss {report.loss:.4f}, {format_seconds(report.seconds)}"
+        self._bar.update(self._task, advance=1, last=f"{last}, {report.tokens_per_s:.0f} tokens/s")
+
+    def end(self) -> None:
+        """Take the bar away."""
+        assert self._bar is not None
+        self._bar.stop()
+
+
+def _bar() -> Progress:
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[last]}"))
+    return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from rlplace.errors import InputError
+from rlplace.graph.library import Spec
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.tracing.twins import TARGETS, Loss, shallow, with_loss
 from rlplace.graph.types import OpGraph
@@ -130,6 +131,11 @@ def load_model(
     if loss is not None:
         module = with_loss(shallow(module), loss)
     return Model(module, program or export_program(module, args, kwargs), graph)
+
+
+def library_batches(model: Spec, samples: int, seed: int) -> Iterator[Batch]:
+    """Random batches of a library model, without end; step i has the seed `seed` + i."""
+    return (model.example(samples, step) for step in itertools.count(seed))
 
 
 def peek(data: Iterable[Batch]) -> tuple[Batch, Iterable[Batch]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 import select
@@ -27,7 +26,7 @@ from rlplace.graph.library import spec
 from rlplace.graph.program import Program, export_program
 from rlplace.runtime.jobs import Fault, Job, read_jobs, write_codes, write_error, write_result
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.model import Batch, cast
+from rlplace.runtime.model import cast, library_batches
 from rlplace.runtime.ranks import Ranks, die_with_parent
 from rlplace.runtime.run import run
 from rlplace.runtime.world import World, join
@@ -197,15 +196,10 @@ def _export(job: Job) -> Program:
 def run_job(world: World, job: Job, program: Program, listener: _Listener) -> Measurement:
     """Run one job on the ranks that have joined; all of them call this."""
     model = spec(**job.source)  # type: ignore[arg-type]
-
-    def data() -> Iterator[Batch]:
-        for step in itertools.count(job.data_seed):
-            yield model.example(job.rows or job.plan.global_batch, step)
-
     return run(
         job.plan,
         model.make,
-        data(),
+        library_batches(model, job.rows or job.plan.global_batch, job.data_seed),
         options=job.options,
         optimizer=job.optimizer,
         graph=job.graph,

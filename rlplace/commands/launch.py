@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 from pathlib import Path
 
 import tyro
@@ -27,6 +28,7 @@ def show_launch(
     account: str = "",
     cpus: int = 0,
     out: Path | None = None,
+    json: bool = False,
 ) -> int:
     """Print the torchrun command of each node, or a SLURM script, that runs a plan.
 
@@ -49,6 +51,7 @@ def show_launch(
         account: Of SLURM.
         cpus: Cores of each node's task, for SLURM.
         out: Write it here instead of printing it.
+        json: Print one JSON object: ``commands``, one a node, or ``script``.
     """
     from rlplace.plan.types import Plan
     from rlplace.runtime.torchrun import (
@@ -69,9 +72,13 @@ def show_launch(
         program += ["--replan"]
     if slurm:
         header = Slurm(plan.stem, time, partition, account, cpus, device == "cuda")
-        text = slurm_script(where, header, program)
+        script = slurm_script(where, header, program)
+        text, data = script, dict[str, object](script=script)
     else:
-        text = "\n".join(torchrun_commands(where, program)) + "\n"
+        commands = torchrun_commands(where, program)
+        text, data = "\n".join(commands) + "\n", dict[str, object](commands=commands)
+    if json:
+        text = jsonlib.dumps(data, indent=1) + "\n"
     if out is None:
         print(text, end="")
     else:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,13 @@ def test_too_few_ranks(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["launch", str(plan), "--gpus", "2"])
     assert "the plan uses 4 ranks, 2 a node" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "key"), [([], "commands"), (["--slurm"], "script")])
+def test_json(flags: list[str], key: str, plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["launch", str(plan), "--nodes", "2", "--gpus", "2", "--json", *flags]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(arguments)
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == [key]
+    assert "torchrun" in str(found[key])

@@ -44,7 +44,9 @@ class Outputs:
             draw([measured.timeline], self.picture)
         if self.trace is not None:
             save_trace(measured.timeline, self.trace)
-        if self.json:
+        if not measured.step_times and not self.json:
+            Console().print("the checkpoint has all these steps already: raise --steps to go on")
+        elif self.json:
             print(jsonlib.dumps(measurement_data(measured), indent=1))
         else:
             Console().print(render_measurement(measured))
@@ -57,7 +59,6 @@ class Extras:
     module: str = ""
     seq_len: int | None = None
     accumulate: int = 1
-    clip: float | None = None
     track: bool = False
 
 
@@ -75,6 +76,10 @@ def run(
     accumulate: int = 1,
     clip: float | None = None,
     track: bool = False,
+    checkpoint: Path | None = None,
+    every: int = 100,
+    keep: int = 3,
+    resume: bool = False,
     max_restarts: int = 0,
     out: Path | None = None,
     picture: Path | None = None,
@@ -102,6 +107,10 @@ def run(
         accumulate: Batches of one step.
         clip: Largest global norm of the gradients.
         track: Log every step to Weights & Biases (offline where no key is set).
+        checkpoint: Folder of checkpoints, seen by all ranks; Ctrl-C leaves one too.
+        every: Steps between two checkpoints.
+        keep: How many of them stay.
+        resume: Go on from the last good checkpoint, if there is one. A restart does so anyway.
         max_restarts: How often the ranks of this machine are started again after a failure.
         out: Write the measurement here as JSON.
         picture: Draw one measured step here.
@@ -109,15 +118,20 @@ def run(
         json: Print one JSON object.
     """
     from rlplace.plan.types import Plan
+    from rlplace.runtime.checkpoint import Checkpoints
     from rlplace.runtime.options import Options
 
     loaded = Plan.load(plan)
-    options = Options(steps=steps, warmup=warmup, lr=lr, seed=seed)
+    saved = None
+    if checkpoint is not None:
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        saved = Checkpoints(str(checkpoint), every, keep, resume or again)
+    options = Options(steps=steps, warmup=warmup, lr=lr, seed=seed, clip=clip, checkpoint=saved)
     outputs = Outputs(out, picture, trace, json)
-    extras = Extras(module, seq_len, accumulate, clip, track)
+    extras = Extras(module, seq_len, accumulate, track)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _as_rank(loaded, options, extras, device, timeout, outputs)
-    if extras == Extras() and not max_restarts:
+    if extras == Extras() and not max_restarts and checkpoint is None:
         return _measure(loaded, options, device, timeout, outputs)
     _refuse_another_graph(loaded, extras)
     flags = {
@@ -131,6 +145,10 @@ def run(
         "accumulate": accumulate,
         "clip": clip,
         "track": track,
+        "checkpoint": checkpoint,
+        "every": every,
+        "keep": keep,
+        "resume": resume,
         "out": out,
         "picture": picture,
         "trace": trace,
@@ -209,7 +227,6 @@ def _as_rank(
         scheduler=job.scheduler,
         groups=job.groups,
         accumulate=extras.accumulate,
-        clip=extras.clip,
         track=extras.track,
         progress=False if outputs.json else None,
     )

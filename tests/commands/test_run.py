@@ -85,7 +85,7 @@ def plan(script: Path) -> Plan:
 
 
 def reference() -> list[float]:
-    """Losses of two accumulated, clipped steps of one process."""
+    """Losses of three accumulated, clipped steps of one process."""
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.5)
@@ -108,27 +108,28 @@ def reference() -> list[float]:
 
 
 @pytest.mark.dist
-def test_a_file_of_ones_own_is_trained_and_tracked(
+def test_a_file_of_ones_own_is_trained_tracked_saved_and_gone_on_with(
     script: Path, plan: Plan, tmp_path: Path
 ) -> None:
     plan.save(tmp_path / "plan.json")
     command = [sys.executable, "-m", "rlplace.cli", "run", str(tmp_path / "plan.json")]
-    command += [str(script), "--steps", "2", "--warmup", "1", "--accumulate", "2"]
-    command += ["--clip", "0.2", "--track", "--json", "--out", str(tmp_path / "measured.json")]
-    environment = {**os.environ, "WANDB_MODE": "offline"}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    measured = Measurement.load(tmp_path / "measured.json")
-    assert measured.losses == pytest.approx(reference(), rel=1e-5)
-    assert json.loads(done.stdout)["losses"] == list(measured.losses)
+    command += [str(script), "--warmup", "1", "--accumulate", "2", "--clip", "0.2", "--json"]
+    losses = []
+    for steps, more in (("1", ["--track"]), ("2", ["--resume", "--out", "measured.json"])):
+        command_now = [*command, "--steps", steps, "--checkpoint", "saved", *more]
+        done = subprocess.run(
+            command_now,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "WANDB_MODE": "offline"},
+        )
+        assert done.returncode == 0, done.stderr
+        losses += json.loads(done.stdout)["losses"]
+    assert losses == pytest.approx(reference(), rel=1e-5)
+    assert Measurement.load(tmp_path / "measured.json").losses == tuple(losses[2:])
     (written,) = (tmp_path / "runs" / "wandb").glob("offline-run-*/*.wandb")
     logged = written.read_bytes()
     for name in ("loss", "lr", "grad_norm", "step_time", "tokens_per_s", "memory"):

@@ -107,7 +107,8 @@ class Interpreter:
         self._posted: dict[int, Receipt] = {}
         self._turn: dict[int, int] = {}
         self._flights: dict[tuple[int, int], Flight] = {}
-        self._rows, self._batch, self._batches = lane.plan.global_batch, 0, 1
+        self._rows = self._total = lane.plan.global_batch
+        self._batch, self._batches = 0, 1
         self._loss = torch.zeros(())
         self._tracker: ActivationTracker | None = None
         self._live: LiveTracker | None = None
@@ -129,13 +130,13 @@ class Interpreter:
 
         Args:
             batches: User inputs of a batch of at most the global one, by placeholder; several are
-                gone through one after the other, and their gradients averaged.
+                gone through one after the other, and their gradients averaged over all samples.
 
         Returns:
             This replica's share of the mean loss, on ranks of the last stage.
         """
         self._loss = torch.zeros(())
-        self._batches = len(batches)
+        self._batches, self._total = len(batches), sum(map(self._size, batches))
         self.steps += 1
         self._reducer.start()
         for self._batch, batch in enumerate(batches):
@@ -151,8 +152,7 @@ class Interpreter:
         return self._loss if self._last in self._stages else None
 
     def _run_batch(self, batch: Mapping[str, Any]) -> None:
-        sizes = [value.shape[0] for name, value in batch.items() if name in self._lane.batched]
-        self._rows = sizes[0] if sizes else self._plan.global_batch
+        self._rows = self._size(batch)
         self._turn = dict.fromkeys(self._mail.incoming, 0)
         self.executed = []
         for position, action in enumerate(self._actions):
@@ -193,7 +193,12 @@ class Interpreter:
 
     def _weight(self, rows: range) -> float:
         """What the loss of some rows counts."""
-        return len(rows) / self._rows / self._batches
+        return len(rows) / self._total
+
+    def _size(self, batch: Mapping[str, Any]) -> int:
+        """Samples of a batch."""
+        sizes = [value.shape[0] for name, value in batch.items() if name in self._lane.batched]
+        return sizes[0] if sizes else self._plan.global_batch
 
     def _finals(self, position: int) -> frozenset[int]:
         """Parameters that get their last gradient of this step in an action."""

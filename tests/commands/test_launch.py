@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rlplace.cli import main
 from rlplace.plan.types import Mesh, Plan, Stage
+from tests.runtime.small import plan as library_plan
 
 
 @pytest.fixture
@@ -54,3 +59,36 @@ def test_json(flags: list[str], key: str, plan: Path, capsys: pytest.CaptureFixt
     found = json.loads(capsys.readouterr().out)
     assert list(found) == [key]
     assert "torchrun" in str(found[key])
+
+
+@pytest.mark.dist
+def test_the_commands_of_two_nodes_run_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    library_plan().save(path)
+    arguments = ["launch", str(path), "--nodes", "2", "--gpus", "1", "--head", "127.0.0.1"]
+    arguments += ["--port", str(free_port()), "--device", "cpu", "--steps", "2", "--json"]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(arguments)
+    commands = json.loads(capsys.readouterr().out)["commands"]
+    nodes = []
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "torchrun"
+        starter = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+        nodes.append(subprocess.Popen(starter, stdout=subprocess.PIPE, text=True))
+    try:
+        said = [node.communicate(timeout=240)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert "loss" in said[0]
+    assert "loss" not in said[1]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

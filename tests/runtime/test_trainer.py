@@ -32,7 +32,7 @@ from rlplace.runtime.options import Options
 from rlplace.runtime.trainer import Trainer
 from rlplace.runtime.validate import stand_in_cluster
 from rlplace.runtime.world import join
-from tests.runtime.test_trainer import CLIP, DATA, Net, halves, settings
+from tests.runtime.test_trainer import CLIP, DATA, RAGGED, Net, halves, settings
 
 loss = nn.MSELoss()
 graph = capture(Net(), (DATA[0][0],), loss=loss, targets=DATA[0][1])
@@ -77,6 +77,10 @@ with trainer(clip=CLIP, groups=settings) as clipped:
     reports = clipped.fit(DATA)
     found["clipped"] = [[report.loss, report.grad_norm] for report in reports]
 
+with trainer(accumulate=2) as ragged:
+    reports = ragged.fit(RAGGED)
+    found["ragged"] = [[report.loss, report.samples] for report in reports]
+
 listener = Stopper()
 with trainer(callbacks=[listener], scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau) as three:
     three.fit(DATA, 6)
@@ -116,6 +120,8 @@ DATA = [
 ]
 
 
+#: Batches of 8, 3, 8 and 8 samples.
+RAGGED = [DATA[0], tuple(part[:3] for part in DATA[1]), *DATA[2:4]]
 CLIP = 0.3
 
 
@@ -183,6 +189,24 @@ def test_clipping_and_groups_are_those_of_one_process(found: list[dict[str, Any]
     assert min(norm for _, norm in expected) > CLIP
     for rank in found:
         for got, wanted in zip(rank["clipped"], expected, strict=True):
+            assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def test_every_sample_of_a_step_counts_the_same(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    net, loss = Net(), nn.MSELoss()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    expected = []
+    for pair in (RAGGED[:2], RAGGED[2:]):
+        inputs, targets = (torch.cat(parts) for parts in zip(*pair, strict=True))
+        optimizer.zero_grad()
+        mean = loss(net(inputs), targets)
+        torch.autograd.backward(mean)
+        optimizer.step()
+        expected.append([mean.item(), len(inputs)])
+    assert [samples for _, samples in expected] == [11, 16]
+    for rank in found:
+        for got, wanted in zip(rank["ragged"], expected, strict=True):
             assert got == pytest.approx(wanted, rel=1e-5)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Share of the cores in use above which a measurement is warned about.
 _BUSY = 0.15
+#: Exit code of what Ctrl-C has ended.
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,13 @@ def _start_ranks(count: int, max_restarts: int, arguments: list[str]) -> int:
     command += ["--nproc-per-node", str(count), "--max-restarts", str(max_restarts)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     process = subprocess.Popen([*command, "-m", "rlplace.cli", *arguments], env=environment)
+    interrupted = False
     while True:
         try:
-            return int(process.wait() != 0)
+            code = process.wait()
+            return _INTERRUPTED if interrupted else int(code != 0)
         except KeyboardInterrupt:
-            continue  # the terminal has told torchrun too, which waits for the ranks
+            interrupted = True  # the terminal has told torchrun too, which waits for the ranks
 
 
 def _as_rank(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +137,30 @@ def test_a_file_of_ones_own_is_trained_tracked_saved_and_gone_on_with(
     logged = written.read_bytes()
     for name in ("loss", "lr", "grad_norm", "step_time", "tokens_per_s", "memory"):
         assert f"train/{name}".encode() in logged
+
+
+@pytest.mark.dist
+def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    library_plan().save(tmp_path / "plan.json")
+    command = [sys.executable, "-m", "rlplace.cli", "run", "plan.json", "--steps", "1000000"]
+    command += ["--checkpoint", "saved", "--every", "5", "--keep", "1", "--json"]
+    # Ctrl-C goes to a group of processes: here to that of this command and its torchrun.
+    process = subprocess.Popen(
+        command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("saved/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    steps = len(json.loads(out)["losses"])
+    (saved,) = tmp_path.glob("saved/step-*")
+    assert int(saved.name.removeprefix("step-")) >= steps >= 5
 
 
 def test_a_plan_for_another_module_is_refused_before_a_start(

@@ -30,8 +30,6 @@ _BATCHES = (4, 6, 8, 12)
 _SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "explicit")
 _MODES = ("none", "full", "attention", "ops", "joined")
 _TRIES = 500
-#: Whether stages of a pipeline hand on activations that are cut.
-_CUT_AT_BORDERS = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,7 @@ def _plan(instance: Instance, ranks: int, rng: np.random.Generator) -> Plan:
     stages = []
     for index, lane in enumerate(owner):
         span = range(bounds[index], bounds[index + 1])
-        whole = not _CUT_AT_BORDERS and len(owner) > 1
-        choices = _choices(instance.graph, span, meshes[lane], style, rng, whole)
+        choices = _choices(instance.graph, span, meshes[lane], style, rng)
         stages.append(Stage(span.start, span.stop, meshes[lane], choices))
     orders = explicit(owner, count, rng) if schedule == "explicit" else ()
     named = "1f1b" if schedule == "explicit" else schedule
@@ -137,7 +134,6 @@ def _meshes(
             for shape in _shapes(stop - start)
             if micro_batch % (shape[0] * shape[1]) == 0
             and shape[3] in usable_degrees(instance.graph)
-            and (_CUT_AT_BORDERS or count == 1 or shape[2] == 1)
         ]
         if not shapes:
             raise InputError("mesh", stop - start, "no shape")
@@ -183,10 +179,9 @@ def _choices(
     mesh: Mesh,
     style: _Style,
     rng: np.random.Generator,
-    whole: bool,
 ) -> tuple[GroupChoice, ...]:
     """A choice for each group; a mode that it cannot have becomes ``none``."""
-    names = _layouts(graph, span, mesh.tp, style.cut, rng, whole)
+    names = _layouts(graph, span, mesh.tp, style.cut, rng)
     found: list[GroupChoice] = []
     for group, name in zip(span, names, strict=True):
         mode = str(rng.choice(style.modes))
@@ -201,13 +196,13 @@ def _choices(
 
 
 def _layouts(
-    graph: OpGraph, span: range, tp: int, cut: float, rng: np.random.Generator, whole: bool
+    graph: OpGraph, span: range, tp: int, cut: float, rng: np.random.Generator
 ) -> list[str]:
     """Random layouts, group after group, each read as it is handed on."""
     found: dict[int, Layout] = {}
     for group in span:
         own = graph.structure(group)
-        offered = list(own.layouts_at(tp) if whole else own.layouts_with("tp", tp))
+        offered = list(own.layouts_with("tp", tp))
         order = [offered[int(i)] for i in rng.permutation(len(offered))]
         if rng.random() < cut:
             order.sort(key=lambda layout: not (layout.reads or layout.writes))

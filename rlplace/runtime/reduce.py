@@ -67,8 +67,13 @@ class Reducer:
         self._summed = [b for _, b in self._members if id(b) not in alone]
         self._buckets = [b for b in self._summed if isinstance(b, Bucket)]
         stages = sorted({stage for one in params for stage in one.stages} | set(steps or ()))
-        self._queues = {stage: self._scattered(stage) for stage in stages}
-        self.lenders = {s: Lender(self._needs(s, (steps or {}).get(s, 0))) for s in stages}
+        counts = {stage: (steps or {}).get(stage, 1) for stage in stages}
+        self._by_step = {stage: self._scattered(stage, counts[stage]) for stage in stages}
+        self._queues = {
+            stage: [bucket for _, buckets in by_step for bucket in buckets]
+            for stage, by_step in self._by_step.items()
+        }
+        self.lenders = {stage: Lender(self._needs(stage, counts[stage])) for stage in stages}
         for key in self._owner:
             param = next(one.param for one in params if id(one.param) == key)
             hook = param.register_post_accumulate_grad_hook
@@ -175,9 +180,7 @@ class Reducer:
             self.lenders[stage].end_backward()
         while self._queue and self._scatters:
             self._scatter()
-        for waits in self._waits.values():
-            waits.difference_update({(stage, key) for key in final})
-        self._pump()
+        self._is_final(stage, final)
         self._final = ()
 
     def idle_forward(self, stage: int) -> None:
@@ -188,9 +191,26 @@ class Reducer:
         self.lenders[stage].idle()
 
     def idle_backward(self, stage: int, final: Collection[int] = (), phase: Phase = "all") -> None:
-        """In place of a stage's backward on such a replica: it scatters zeros with the others."""
-        with self.backward(stage, final, phase):
-            pass
+        """In place of a stage's backward on such a replica: it scatters zeros with the others.
+
+        They may wait for a scatter before they gather the next weights, or gather all weights
+        before they scatter anything; so this rank waits for gathers only, until all is started.
+        """
+        self._collect()
+        lender, started = self.lenders[stage], []
+        if phase != "weights":
+            lender.begin_backward()
+        for step, buckets in self._by_step[stage]:
+            if phase != "weights":
+                lender.back(step)
+            for bucket in buckets if phase != "inputs" else ():
+                bucket.scatter()
+                started.append(bucket)
+        if phase != "weights":
+            lender.end_backward()
+        for bucket in started:
+            bucket.collect()
+        self._is_final(stage, final)
 
     def finish(self) -> None:
         """Reduce what has not been, and wait for all of it."""
@@ -295,14 +315,17 @@ class Reducer:
         else:
             self._members.append((tuple(run), Bucket(params, groups.every, holding)))
 
-    def _scattered(self, stage: int) -> list[ScatteredBucket]:
-        """What a backward of a stage scatters, in the order in which it completes it."""
-        found = [
-            (min(step for one in run for own, step in one.uses if own == stage), bucket)
-            for run, bucket in self._members
-            if isinstance(bucket, ScatteredBucket) and stage in run[0].stages
-        ]
-        return [bucket for _, bucket in sorted(found, key=lambda pair: -pair[0])]
+    def _scattered(self, stage: int, steps: int) -> list[tuple[int, list[ScatteredBucket]]]:
+        """What a backward of a stage scatters after each step, from the last step to the first.
+
+        A bucket is complete after the first step that uses it.
+        """
+        found: dict[int, list[ScatteredBucket]] = {step: [] for step in reversed(range(steps))}
+        for run, bucket in self._members:
+            if isinstance(bucket, ScatteredBucket) and stage in run[0].stages:
+                first = min(step for one in run for own, step in one.uses if own == stage)
+                found[first].append(bucket)
+        return list(found.items())
 
     def _needs(self, stage: int, steps: int) -> list[list[LentWeights]]:
         return [
@@ -325,6 +348,12 @@ class Reducer:
         elif id(param) in self._final:
             self._waits[id(bucket)].discard((self._stage, id(param)))
             self._pump()
+
+    def _is_final(self, stage: int, params: Collection[int]) -> None:
+        """No gradient of these parameters comes from this stage any more."""
+        for waits in self._waits.values():
+            waits.difference_update({(stage, key) for key in params})
+        self._pump()
 
     def _pump(self) -> None:
         """Launch the buckets whose turn it is and that are complete."""

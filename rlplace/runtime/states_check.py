@@ -52,6 +52,7 @@ def _run_rank(
     rank: int, ranks: int, folder: str, timeout: float, levels: Sequence[Sequence[int]]
 ) -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     limit = timedelta(seconds=timeout)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", store, limit, ranks, rank)

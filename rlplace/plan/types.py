@@ -252,7 +252,7 @@ class Mesh:
         dp_replicate: Replicas that each hold all states.
         dp_shard: Replicas over which ZeRO shards states.
         cp: Context parallel degree: so many devices share the sequences of a replica, and hold the
-            same parameters, which ZeRO shards over them too. Estimated only.
+            same parameters, which ZeRO shards over them too.
         tp: Tensor parallel degree; neighbours in `devices`.
     """
 

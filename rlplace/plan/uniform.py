@@ -63,7 +63,7 @@ def uniform_plan(
         pp: Pipeline ranks.
         tp: Tensor parallel degree; groups without a sharded layout stay replicated.
         cp: Context parallel degree: devices that share the sequences of a replica. ZeRO shards over
-            them too. Estimated only.
+            them too.
         dp_replicate: Replicas that hold everything; by default what the devices leave.
         dp_shard: Devices over which ZeRO shards; with `zero` above 0 and a `dp_shard` of 1, all
             replicas, for a ZeRO level without an axis to shard over would change nothing.

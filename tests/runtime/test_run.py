@@ -352,6 +352,14 @@ CASES = {
     "pp2 x cp2, tied, ops": Case("gpt", ((1, 1), (1, 1)), 2, recompute="ops", cp=(2, 2)),
     "cp2, then cp1": Case("llama", ((1, 1), (1, 1)), 2, cp=(2, 1)),
     "zb-h1, loss in chunks": Case("llama", PIPE, 4, "zb-h1", chunks=3),
+    "cp2 x zero1": Case("llama", ((1, 1),), 2, cp=(2,), zero=1),
+    "cp2 x zero3, ops": Case("gpt", ((1, 1),), 2, cp=(2,), zero=3, recompute="ops"),
+    "cp2 x dp2 x zero2": Case("llama", ((2, 1),), 2, cp=(2,), zero=2, shard=2),
+    "tp2 sequence x zero3": Case("llama", ((2, 2),), 2, zero=3, shard=2, layout="sequence"),
+    "tp2 sequence x zero3, recompute": Case(
+        "gpt", ((2, 2),), 2, recompute="joined", zero=3, shard=2, layout="sequence"
+    ),
+    "loss in chunks x zero3": Case("gpt", ((2, 1),), 2, zero=3, shard=2, chunks=2),
     "cp then dp": Case("llama", ((1, 1), (2, 1)), 4, "zb-h1", cp=(2, 1)),
     "short batch, zero2": Case("gpt", ((2, 1),), 2, zero=2, shard=2, rows=3),
     "short batch, zero3": Case("llama", ((2, 1),), 2, zero=3, shard=2, rows=3, recompute="full"),

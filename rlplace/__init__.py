@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlplace.envs.registration import register
 
 if TYPE_CHECKING:
-    from rlplace.api import calibrate, capture, estimate, library, place, uniform_plan
+    from rlplace.api import calibrate, capture, estimate, library, place, replanner, uniform_plan
     from rlplace.cluster.types import Cluster
     from rlplace.graph.types import OpGraph
     from rlplace.plan.types import Instance, Plan
@@ -30,6 +30,7 @@ _HOMES = {
     "estimate": "rlplace.api",
     "library": "rlplace.api",
     "place": "rlplace.api",
+    "replanner": "rlplace.api",
     "run": "rlplace.training",
     "uniform_plan": "rlplace.api",
 }
@@ -45,6 +46,7 @@ __all__ = [
     "estimate",
     "library",
     "place",
+    "replanner",
     "run",
     "uniform_plan",
 ]

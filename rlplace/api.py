@@ -29,10 +29,11 @@ from rlplace.simulate.estimate import Estimator, estimate
 from rlplace.simulate.types import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
+    from rlplace.cluster.types import Cluster
     from rlplace.cost.measured import Calibration
     from rlplace.graph.types import OpGraph
 
@@ -43,6 +44,7 @@ __all__ = [
     "estimate",
     "library",
     "place",
+    "replanner",
     "shipped_policy",
     "uniform_plan",
 ]
@@ -126,6 +128,31 @@ def place(
     if best.plan is None or best.estimate is None:
         raise InfeasibleError(_no_plan(instance, best))
     return Placement(best.plan, best.estimate, best.planner, seconds, bound(instance), found)
+
+
+def replanner(
+    graph: OpGraph, cluster: Cluster, time_limit: float = 0.25, **options: Any
+) -> Callable[[Plan, int], Plan]:
+    """What `rlplace.run` asks for a plan when a job goes on with fewer ranks.
+
+    Args:
+        graph: The graph of the plan.
+        cluster: All devices; the first ones are taken to be left.
+        time_limit: As for `place`.
+        options: Of the `Instance`, where they are not written in the plan.
+    """
+
+    def replan(plan: Plan, ranks: int) -> Plan:
+        left = replace(
+            cluster,
+            devices=cluster.devices[:ranks],
+            overrides=tuple(one for one in cluster.overrides if max(one[:2]) < ranks),
+        )
+        known = ("precision", "optimizer", "attention", "loss_chunks", "fused")
+        same = {name: getattr(plan, name) for name in known}
+        return place(Instance(graph, left, plan.global_batch, **same, **options), time_limit).plan
+
+    return replan
 
 
 def shipped_policy(path: str | Path | None = None, builder: Any = None) -> Planner:

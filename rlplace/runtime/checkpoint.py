@@ -275,6 +275,7 @@ def _take_settings(assembly: Assembly, saved: list[dict[str, Any]]) -> None:
     """Give every parameter group the settings that a group like it had."""
     for group in assembly.optimizer.param_groups if assembly.optimizer is not None else []:
         like = [one for one in saved if all(group.get(n) == one[n] for n in one if n != "lr")]
+        like.sort(key=lambda one: bool(one["lr"] != group["lr"]))
         if like or len(saved) == 1:
             group.update((like or saved)[0])
 

@@ -30,6 +30,7 @@ from rlplace.runtime.model import Batch, Model, batched_inputs, call, cast, load
 from rlplace.runtime.notebook import Notebook
 from rlplace.runtime.optimizers import check_optimizer
 from rlplace.runtime.options import Options
+from rlplace.runtime.replan import Replan, adapted
 from rlplace.runtime.reports import Callback, StepReport, Word, exchange
 from rlplace.runtime.trained import Settings
 from rlplace.runtime.validate import validate
@@ -73,6 +74,8 @@ class Trainer:
         callbacks: Told of every step on this rank.
         on_phase: Called on this rank with the kind of every event (``F``, ``reduce``) that begins,
             and, in the thread that writes it, with each part of a ``checkpoint``.
+        replan: Makes another plan where this one needs more ranks than there are
+            (`rlplace.replanner`), so that a job goes on with fewer nodes.
 
     Raises:
         InputError: If the plan is for another graph, more ranks, or a batch of another size;
@@ -100,8 +103,13 @@ class Trainer:
         world: World | None = None,
         callbacks: Sequence[Callback] = (),
         on_phase: Callable[[str], None] | None = None,
+        replan: Replan | None = None,
     ) -> None:
-        self.plan, self.options = plan, options or Options()
+        self.world = world or join(device, timeout)
+        self._keeper: Checkpointer | None = None
+        with self._closing_on_error():
+            self.plan = plan = adapted(self.world, plan, replan)
+        self.options = options or Options()
         self.accumulate, self.callbacks = accumulate, list(callbacks)
         #: Steps so far, and batches taken by `fit`.
         self.steps = self.taken = 0
@@ -115,9 +123,7 @@ class Trainer:
         self._dtype = self.options.dtype_for(plan)
         self._assembly: Assembly | None = None
         self._notebook: Notebook | None = None
-        self._keeper: Checkpointer | None = None
         self._made = 0  # steps of an earlier start that the data has yet to be led past
-        self.world = world or join(device, timeout)
 
         def prepare() -> Model | None:
             if accumulate < 1:

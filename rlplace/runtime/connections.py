@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
-from rlplace.runtime.boundary import borders, forms, specs, stage_of
+from rlplace.runtime.boundary import borders, check_sorted, forms, specs, stage_of
 from rlplace.runtime.slices import Crossing, Side
 from rlplace.runtime.transfer import Channel
 from rlplace.runtime.world import World
@@ -44,6 +44,7 @@ def crossings(program: Program, graph: OpGraph, plan: Plan) -> list[tuple[Crossi
             Side(plan.stages[at], tuple(held[at][spec.name] for spec in tensors))
             for at in (index, index + 1)
         )
+        check_sorted(nodes, index, earlier.stage, later.stage)
         size = plan.micro_batch
         there = Crossing(tensors, earlier, later, size, backward=False)
         found.append((there, Crossing(tensors, later, earlier, size, backward=True)))

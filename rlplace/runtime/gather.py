@@ -32,6 +32,7 @@ class Notes:
         resident: By how many bytes its resident set grew.
         traffic: Bytes it gave to each kind of communication, all steps.
         executed: The actions that it ran in a step, as text.
+        peak_phase: What it did when its passes held most.
     """
 
     starts: list[float]
@@ -42,6 +43,7 @@ class Notes:
     resident: int
     traffic: dict[str, int]
     executed: str = ""
+    peak_phase: str = ""
 
 
 def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measurement:
@@ -68,6 +70,11 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
         device=world.device.type,
         graph=plan.graph,
         executed=tuple(n.executed for n in notes),
+        peak_phase=tuple(n.peak_phase for n in notes),
+        rank_traffic=tuple(
+            {kind: total // max(1, len(times)) for kind, total in sorted(n.traffic.items())}
+            for n in notes
+        ),
     )
 
 

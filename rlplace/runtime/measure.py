@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rlplace.errors import InputError
+from rlplace.simulate.peaks import phase_name
 from rlplace.simulate.types import Event, MemoryUse, Timeline
 
 FORMAT = 1
@@ -36,6 +37,8 @@ class Measurement:
         device: ``cpu`` or ``cuda``.
         graph: Fingerprint of the graph.
         executed: The actions that each rank ran in a step, as text (`rlplace.plan.orders`).
+        peak_phase: What each rank did when its passes held most, as in `Estimate.peak_phase`.
+        rank_traffic: `traffic` by rank.
         tensors: Full gradients and weights by name (``gradient/NAME``, ``weight/NAME``), where
             asked for; not saved.
     """
@@ -50,6 +53,8 @@ class Measurement:
     device: str = "cpu"
     graph: str = ""
     executed: tuple[str, ...] = ()
+    peak_phase: tuple[str, ...] = ()
+    rank_traffic: tuple[dict[str, int], ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -109,6 +114,8 @@ def _parse(content: dict[str, Any]) -> Measurement:
         traffic=content["traffic"],
         device=content["device"],
         graph=content["graph"],
+        peak_phase=tuple(content.get("peak_phase", ())),
+        rank_traffic=tuple(content.get("rank_traffic", ())),
         executed=tuple(content.get("executed", ())),
     )
 
@@ -127,13 +134,15 @@ class Recorder:
         self.events: list[Event] = []
         #: What runs just now: the kind of the last event that began.
         self.phase = "start"
+        #: The same in words, with stage and micro-batch.
+        self.doing = ""
         #: Called with the kind of every event when it begins.
         self.on_phase: Callable[[str], None] = lambda kind: None
 
     @contextmanager
     def event(self, kind: str, stage: int = -1, micro_batch: int = -1) -> Iterator[None]:
         """Note what runs inside; `time.perf_counter` is one clock for all processes of a host."""
-        self.phase = kind
+        self.phase, self.doing = kind, phase_name(kind, stage, micro_batch)
         self.on_phase(kind)
         if not self.active:
             yield

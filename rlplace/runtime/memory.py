@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,13 +74,19 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that ops make while it is entered, as long as they live, and their peak.
 
     What was there before is not counted, and neither is what an op uses inside.
+
+    Args:
+        phase: Says in words what goes on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phase: Callable[[], str] = str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._phase = phase
         self._sizes: dict[int, int] = {}
         self.current = 0
         self.peak = 0
+        #: What went on when it held most.
+        self.peak_phase = ""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -101,7 +107,8 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self._sizes:
             self._sizes[key] = size
             self.current += size
-            self.peak = max(self.peak, self.current)
+            if self.current > self.peak:
+                self.peak, self.peak_phase = self.current, self._phase()
             weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:

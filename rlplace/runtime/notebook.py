@@ -47,7 +47,7 @@ class Notebook:
         self._tracker = ActivationTracker(
             [*assembly.params().values(), *assembly.buffers().values()]
         )
-        self._live = LiveTracker()
+        self._live = LiveTracker(lambda: assembly.recorder.doing)
 
     @contextmanager
     def open(self) -> Iterator[Page]:
@@ -84,6 +84,7 @@ class Notebook:
         """All ranks' notes together; every rank calls this."""
         notes = self._notes
         notes.memory = memory_use(assembly, self._tracker.peak, self._live.peak, world.device)
+        notes.peak_phase = self._live.peak_phase
         notes.resident = resident_peak() - self._before
         if assembly.interpreter is not None:
             notes.executed = format_orders([assembly.interpreter.executed])

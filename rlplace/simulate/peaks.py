@@ -43,8 +43,14 @@ def lane_use(
         running.transient - running.transient_logits,
         cached=stepping,
     )
-    name = _NAMES[action.kind]
-    return use, f"{name} of micro-batch {action.micro_batch} (stage {action.stage})"
+    return use, phase_name(action.kind, action.stage, action.micro_batch)
+
+
+def phase_name(kind: str, stage: int, micro_batch: int) -> str:
+    """What a device does, in words: of an `Action`, or of an event that belongs to none."""
+    if kind not in _NAMES:
+        return kind
+    return f"{_NAMES[kind]} of micro-batch {micro_batch} (stage {stage})"
 
 
 def _size(peak: Peak, costs: Sequence[StageCost]) -> float:

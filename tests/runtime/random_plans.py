@@ -30,6 +30,8 @@ _BATCHES = (4, 6, 8, 12)
 _SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "explicit")
 _MODES = ("none", "full", "attention", "ops", "joined")
 _TRIES = 500
+#: Layouts that cut activations between groups.
+_CUT = ("sequence", "expert-sequence", "shard-through")
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def draw(model: str, ranks: int, rng: np.random.Generator) -> Drawn:
                 check(instance, plan)
         except InputError:
             continue
-        if model in COUPLED and len({stage.mesh.dp for stage in plan.stages}) > 1:
-            continue  # stages would take statistics of different samples
+        unlike = {(stage.mesh.dp, stage.shares) for stage in plan.stages}
+        if model in COUPLED and (len(unlike) > 1 or any(shares for _, shares in unlike)):
+            continue  # stages would take statistics of other samples than one process
         options = Options(
             steps=STEPS,
             warmup=0,
@@ -97,7 +100,8 @@ def _plan(instance: Instance, ranks: int, rng: np.random.Generator) -> Plan:
     for index, lane in enumerate(owner):
         span = range(bounds[index], bounds[index + 1])
         choices = _choices(instance.graph, span, meshes[lane], style, rng)
-        stages.append(Stage(span.start, span.stop, meshes[lane], choices))
+        shares = _shares(instance.global_batch // count, meshes[lane].dp, rng)
+        stages.append(Stage(span.start, span.stop, meshes[lane], choices, shares))
     orders = explicit(owner, count, rng) if schedule == "explicit" else ()
     named = "1f1b" if schedule == "explicit" else schedule
     plan = make_plan(instance, tuple(stages), count, named)
@@ -132,14 +136,21 @@ def _meshes(
         shapes = [
             shape
             for shape in _shapes(stop - start)
-            if micro_batch % (shape[0] * shape[1]) == 0
-            and shape[3] in usable_degrees(instance.graph)
+            if micro_batch >= shape[0] * shape[1] and shape[3] in usable_degrees(instance.graph)
         ]
         if not shapes:
             raise InputError("mesh", stop - start, "no shape")
         replicate, shard, cp, tp = shapes[int(rng.integers(len(shapes)))]
         found.append(Mesh(tuple(devices[start:stop]), replicate, shard, cp, tp))
     return found
+
+
+def _shares(samples: int, dp: int, rng: np.random.Generator) -> tuple[int, ...]:
+    """Random shares of a micro-batch, or none, which is equal ones."""
+    if dp == 1 or (samples % dp == 0 and rng.random() < 0.6):
+        return ()
+    cuts = np.sort(rng.choice(np.arange(1, samples), dp - 1, replace=False))
+    return tuple(int(share) for share in np.diff([0, *cuts, samples]))
 
 
 def _shapes(size: int) -> list[tuple[int, int, int, int]]:
@@ -201,8 +212,7 @@ def _layouts(
     """Random layouts, group after group, each read as it is handed on."""
     found: dict[int, Layout] = {}
     for group in span:
-        own = graph.structure(group)
-        offered = list(own.layouts_with("tp", tp))
+        offered = list(graph.structure(group).layouts_with("tp", tp))
         order = [offered[int(i)] for i in rng.permutation(len(offered))]
         if rng.random() < cut:
             order.sort(key=lambda layout: not (layout.reads or layout.writes))
@@ -271,6 +281,12 @@ def features(drawn: Drawn) -> set[str]:
         "split backward": any(a.kind == "W" for lane in plan.orders for a in lane),
         "loss chunks": plan.loss_chunks > 1,
         "math attention": plan.attention == "math",
+        "shares": any(stage.shares for stage in plan.stages),
+        "cut activations between stages": len(meshes) > 1
+        and any(
+            stage.mesh.cp > 1 or any(choice.layout in _CUT for choice in stage.choices)
+            for stage in plan.stages
+        ),
         "micro-batches": plan.micro_batches > 1,
     }
     return found | {name for name, present in facts.items() if present}

@@ -41,6 +41,7 @@ def test_the_recorder_is_silent_until_it_is_switched_on() -> None:
     with recorder.event("B", 1, 2):
         pass
     (event,) = recorder.events
+    assert recorder.doing == "backward of micro-batch 2 (stage 1)"
     assert (event.device, event.kind, event.stage, event.micro_batch) == (3, "B", 1, 2)
     assert event.start <= event.end
 
@@ -75,6 +76,19 @@ def test_the_live_tracker_sees_what_comes_and_goes() -> None:
         assert (live.current, live.peak) == (size, 2 * size)
         del y
     assert live.current == 0
+
+
+def test_the_live_tracker_knows_what_went_on() -> None:
+    doing = "forward"
+    with LiveTracker(lambda: doing) as live:
+        kept = [torch.ones(8) * 2]
+        doing = "backward"
+        kept.append(torch.ones(16) * 2)
+        assert live.peak_phase == "backward"
+        kept.clear()
+        doing = "optimizer"
+        torch.ones(2) * 2
+    assert live.peak_phase == "backward"
 
 
 def test_a_shared_storage_counts_once() -> None:

@@ -146,6 +146,7 @@ def plan(
     from dataclasses import replace
 
     from rlplace.api import place
+    from rlplace.commands.clusters import named_cluster
     from rlplace.report.explain import explain as why
     from rlplace.report.plan_view import (
         infeasible_data,
@@ -157,7 +158,7 @@ def plan(
     with _status(f"capturing {model} (once; then it is cached)", quiet=json):
         graph = _graph(model, seq_len, granularity, tp)
     instance = _instance(
-        graph, _cluster(cluster), global_batch, precision, optimizer, attention, runnable
+        graph, named_cluster(cluster), global_batch, precision, optimizer, attention, runnable
     )
     degrees = None if tp is None else (tp,)
     instance = replace(
@@ -366,13 +367,6 @@ def _graph(
         granularity=number,
         source=wanted.source,
     )
-
-
-def _cluster(text: str) -> Cluster:
-    from rlplace.cluster.types import Cluster
-
-    is_file = text.endswith((".yaml", ".yml")) or Path(text).is_file()
-    return Cluster.load(text) if is_file else Cluster.parse(text)
 
 
 def _instance(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tyro
 
+from rlplace.errors import InputError
+
 
 def show_launch(
     plan: tyro.conf.Positional[Path],
@@ -22,6 +24,7 @@ def show_launch(
     timeout: float = 600.0,
     steps: int = 20,
     checkpoint: Path | None = None,
+    cluster: str = "",
     slurm: bool = False,
     time: str = "24:00:00",
     partition: str = "",
@@ -45,6 +48,8 @@ def show_launch(
         timeout: Seconds after which a rank gives up waiting for another.
         steps: Steps to train.
         checkpoint: Folder of the checkpoints, seen by all nodes; a restart goes on from there.
+        cluster: The plan's cluster, as for `rlplace plan`; with --least, the nodes that are left go
+            on with another plan for its first devices.
         slurm: Print a script for sbatch instead.
         time: SLURM's limit, HH:MM:SS.
         partition: Of SLURM.
@@ -69,7 +74,10 @@ def show_launch(
     if checkpoint is not None:
         program += ["--checkpoint", str(checkpoint), "--resume"]
     if least is not None:
-        program += ["--replan"]
+        if not cluster:
+            rule = "is needed to plan again for the nodes that are left"
+            raise InputError("cluster", cluster, rule, "2x8xH100-80")
+        program += ["--replan", cluster]
     if slurm:
         header = Slurm(plan.stem, time, partition, account, cpus, device == "cuda")
         script = slurm_script(where, header, program)

@@ -62,6 +62,7 @@ class Extras:
     seq_len: int | None = None
     accumulate: int = 1
     track: bool = False
+    replan: str = ""
 
 
 def run(
@@ -82,6 +83,7 @@ def run(
     every: int = 100,
     keep: int = 3,
     resume: bool = False,
+    replan: str = "",
     max_restarts: int = 0,
     out: Path | None = None,
     picture: Path | None = None,
@@ -113,6 +115,9 @@ def run(
         every: Steps between two checkpoints.
         keep: How many of them stay.
         resume: Go on from the last good checkpoint, if there is one. A restart does so anyway.
+        replan: The plan's cluster, as for `rlplace plan` (a YAML file, or 2x8xH100-80): where
+            there are fewer ranks than the plan needs, go on with another plan for its first
+            devices.
         max_restarts: How often the ranks of this machine are started again after a failure.
         out: Write the measurement here as JSON.
         picture: Draw one measured step here.
@@ -130,7 +135,7 @@ def run(
         saved = Checkpoints(str(checkpoint), every, keep, resume or again)
     options = Options(steps=steps, warmup=warmup, lr=lr, seed=seed, clip=clip, checkpoint=saved)
     outputs = Outputs(out, picture, trace, json)
-    extras = Extras(module, seq_len, accumulate, track)
+    extras = Extras(module, seq_len, accumulate, track, replan)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _as_rank(loaded, options, extras, device, timeout, outputs)
     if extras == Extras() and not max_restarts and checkpoint is None:
@@ -151,6 +156,7 @@ def run(
         "every": every,
         "keep": keep,
         "resume": resume,
+        "replan": replan or None,
         "out": out,
         "picture": picture,
         "trace": trace,
@@ -208,6 +214,8 @@ def _as_rank(
     """Be one rank of torchrun."""
     import torch
 
+    from rlplace.api import replanner
+    from rlplace.commands.clusters import named_cluster
     from rlplace.commands.user_training import UserTraining, library_training, user_training
     from rlplace.training import run as train
 
@@ -232,6 +240,7 @@ def _as_rank(
         groups=job.groups,
         accumulate=extras.accumulate,
         track=extras.track,
+        replan=replanner(job.graph, named_cluster(extras.replan)) if extras.replan else None,
         progress=False if outputs.json else None,
     )
     if os.environ["RANK"] == "0":

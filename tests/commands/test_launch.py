@@ -51,6 +51,16 @@ def test_too_few_ranks(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the plan uses 4 ranks, 2 a node" in capsys.readouterr().err
 
 
+def test_an_elastic_job_plans_again(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["launch", str(plan), "--nodes", "2", "--gpus", "2", "--least", "1"]
+    with pytest.raises(SystemExit, match=r"^1$"):
+        main(arguments)
+    assert "cluster" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([*arguments, "--cluster", "2x2xH100-80"])
+    assert "--replan 2x2xH100-80" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("flags", "key"), [([], "commands"), (["--slurm"], "script")])
 def test_json(flags: list[str], key: str, plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["launch", str(plan), "--nodes", "2", "--gpus", "2", "--json", *flags]

@@ -20,7 +20,9 @@ from rlplace.errors import InputError
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import uniform_plan
+from rlplace.runtime.launch import launch
 from rlplace.runtime.measure import Measurement
+from rlplace.runtime.options import Options
 from rlplace.runtime.validate import stand_in_cluster
 from tests.runtime.small import plan as library_plan
 
@@ -161,6 +163,24 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> Non
     steps = len(json.loads(out)["losses"])
     (saved,) = tmp_path.glob("saved/step-*")
     assert int(saved.name.removeprefix("step-")) >= steps >= 5
+
+
+@pytest.mark.dist
+def test_fewer_ranks_go_on_with_another_plan(tmp_path: Path) -> None:
+    library_plan().save(tmp_path / "plan.json")
+    losses = []
+    for ranks in (2, 1):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks), "-m", "rlplace.cli", "run", "plan.json"]
+        command += ["--steps", str(4 - ranks), "--warmup", "1", "--json", "--checkpoint", "saved"]
+        command += ["--resume", "--replan", "2xA100-80"]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        losses += json.loads(done.stdout)["losses"]
+    whole = launch(library_plan(), options=Options(steps=3, warmup=1))
+    assert losses == pytest.approx(whole.losses, rel=1e-5)
 
 
 def test_a_plan_for_another_module_is_refused_before_a_start(

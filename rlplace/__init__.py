@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rlplace.cluster.types import Cluster
     from rlplace.graph.types import OpGraph
     from rlplace.plan.types import Instance, Plan
+    from rlplace.runtime.export import export_weights
     from rlplace.training import Trainer, run
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ _HOMES = {
     "calibrate": "rlplace.api",
     "capture": "rlplace.api",
     "estimate": "rlplace.api",
+    "export_weights": "rlplace.runtime.export",
     "library": "rlplace.api",
     "place": "rlplace.api",
     "replanner": "rlplace.api",
@@ -44,6 +46,7 @@ __all__ = [
     "calibrate",
     "capture",
     "estimate",
+    "export_weights",
     "library",
     "place",
     "replanner",

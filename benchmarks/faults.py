@@ -62,20 +62,21 @@ class Trial:
     equal: bool
 
 
-def main(out: Path | None = None, timeout: float = 5.0, limit: int = 50) -> None:
+def main(out: Path | None = None, timeout: float = 5.0, skip: int = 0, limit: int = 50) -> None:
     """Run the trials and write a table.
 
     Args:
         out: Where the table goes, beside the terminal.
         timeout: Seconds that a rank waits for another.
-        limit: How many trials.
+        skip: Trials at the beginning that are left out.
+        limit: Where they end.
     """
     graph = library.build(MODEL, **SIZES)  # type: ignore[arg-type]  # sizes are ints
     plans = {name: make_plan(graph, name) for name in ("pp2", "dp2", "tp2", "pp3")}
     with TemporaryDirectory() as folder, Pool(3, timeout=timeout) as pool:
         bench = Bench(Path(folder), pool, graph, plans)
         trials = []
-        for name, fault in itertools.islice(faults(), limit):
+        for name, fault in itertools.islice(faults(), skip, limit):
             trials.append(bench.trial(name, fault))
             print(row(trials[-1]), flush=True)
     lines = table(trials)
@@ -106,7 +107,7 @@ def faults() -> Iterator[tuple[str, Fault]]:
         yield name, Fault(rank, STEP, "kill", "B")
         yield name, Fault(rank, STEP, "stop", "checkpoint")
     for name, rank in itertools.product(("pp2", "dp2"), (0, 1)):
-        yield name, Fault(rank, 3, "full", "checkpoint")
+        yield name, Fault(rank, STEP, "full", "checkpoint")
         yield name, Fault(rank, STEP, "raise", "B")
 
 
@@ -139,8 +140,8 @@ class Bench:
             seconds = time.time() - float(at[-1]) if at else math.nan
             right = f"rank {fault.rank} failed" in said
         if fault.kind == "full":
-            with (folder / f"step-{STEPS:08d}" / "__0_0.distcp").open("r+b") as stream:
-                stream.truncate(100)  # and a damaged one on top
+            with next(manifest.found(folder)[0].glob("__*")).open("r+b") as stream:
+                stream.truncate(100)  # and the last good one is damaged too
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
             last = manifest.latest_good(folder)
@@ -177,7 +178,7 @@ def table(trials: list[Trial]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [row(one) for one in trials]
-    ended = [one.seconds for one in trials if one.seconds is not None]
+    ended = [one.seconds for one in trials if one.seconds and math.isfinite(one.seconds)]
     right, equal = sum(one.right for one in trials), sum(one.equal for one in trials)
     lines.append("")
     lines.append(

@@ -88,7 +88,9 @@ def _plan(instance: Instance, ranks: int, rng: np.random.Generator) -> Plan:
     groups = len(instance.graph.groups)
     schedule = str(rng.choice(_SCHEDULES))
     count = int(rng.choice(legal_micro_batches(instance.global_batch, 1)))
-    pp = int(rng.integers(1 if schedule != "zb-h1" else 2, ranks + 1))
+    lanes_of = np.arange(1 if schedule != "zb-h1" else 2, ranks + 1)
+    # Fewer lanes leave more devices to each: meshes of several are what is rare otherwise.
+    pp = int(rng.choice(lanes_of, p=(1 / lanes_of) / (1 / lanes_of).sum()))
     owner = _owner(schedule, pp, rng)
     if len(owner) > groups:
         raise InputError("stages", len(owner), "more than groups")

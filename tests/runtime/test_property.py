@@ -38,6 +38,12 @@ TOLERANCE = {"float64": 1e-5, "float32": 2e-3}
 #: Of a weight over the largest step that AdamW may have taken, which divides a gradient near zero
 #: by hardly more than its rounding.
 WEIGHTS = {"float64": 1e-2, "float32": 1.0}
+#: All that ranks may refuse of what `check` accepts (docs/runtime.md).
+REFUSED = (
+    "plan.stages.mesh.cp: the runtime executes no context parallelism beside tp",
+    "sorts the tokens of a rank",
+    "plan.loss_chunks: ",
+)
 #: Share of the plans on 2, 3 and 4 ranks.
 SHARES = {2: 0.35, 3: 0.25, 4: 0.4}
 
@@ -87,6 +93,8 @@ def test_random_plans_compute_what_one_process_computes() -> None:
             tally.ran.update(features(drawn))
     print(f"\n{tally}")
     assert not failed, f"{len(failed)} plans failed:\n" + "\n\n".join(failed)
+    unknown = [reason for reason in tally.refused if not any(known in reason for known in REFUSED)]
+    assert not unknown
     assert tally.plans == PLANS or "RLPLACE_PLAN" in os.environ
     assert tally.exact or "RLPLACE_PLAN" in os.environ
 

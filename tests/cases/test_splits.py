@@ -52,7 +52,7 @@ def test_each_layer_runs_once(layers: int, stages: int, counts: set[int]) -> Non
     values: dict[str, Tensor] = {}
     inputs = user_inputs(model.program, batch, BATCH)
     for own in modules:
-        values = own(inputs, values)
+        values = own(inputs, values, BATCH)
     (found,) = values.values()
     torch.autograd.backward(found)
     loss = module(**batch)

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -162,7 +162,8 @@ def _serve(world: World, order: Path, programs: Mapping[str, Program]) -> bytes:
     try:
         for index, job in enumerate(read_jobs(order)[0]):
             listener = _Listener(world.rank, index, job.fault)
-            measurement = run_job(world, job, programs[program_key(job)], listener)
+            program = programs[program_key(job)]
+            measurement = run_job(world, job, program, listener.on_step, listener.on_phase)
             if world.rank == 0:
                 write_result(order, index, measurement)
     except Exception as error:
@@ -193,7 +194,13 @@ def _export(job: Job) -> Program:
     return export_program(twin, (), example)
 
 
-def run_job(world: World, job: Job, program: Program, listener: _Listener) -> Measurement:
+def run_job(
+    world: World,
+    job: Job,
+    program: Program,
+    on_step: Callable[[int, float], None],
+    on_phase: Callable[[str], None] | None = None,
+) -> Measurement:
     """Run one job on the ranks that have joined; all of them call this."""
     model = spec(**job.source)  # type: ignore[arg-type]
     return run(
@@ -205,8 +212,8 @@ def run_job(world: World, job: Job, program: Program, listener: _Listener) -> Me
         graph=job.graph,
         program=program,
         world=world,
-        on_step=listener.on_step,
-        on_phase=listener.on_phase,
+        on_step=on_step,
+        on_phase=on_phase,
     )
 
 

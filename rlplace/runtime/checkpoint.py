@@ -93,7 +93,7 @@ class Checkpointer:
         world: The ranks.
         plan: The plan that they run.
         assembly: What this rank runs.
-        on_write: Called in the middle of writing, in the thread that writes.
+        on_write: Called with the step in the middle of writing, in the thread that writes.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Checkpointer:
         world: World,
         plan: Plan,
         assembly: Assembly,
-        on_write: Callable[[], None] = lambda: None,
+        on_write: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._options = options
         self._root = Path(options.folder) if options is not None else Path()
@@ -212,7 +212,7 @@ class Checkpointer:
     ) -> None:
         part = manifest.scratch(self._root, position.step)
         try:
-            holdings = write(part, own, self._group, self._on_write)
+            holdings = write(part, own, self._group, lambda: self._on_write(position.step))
             files = [manifest.note(path) for path in part.glob(f"__{self._world.rank}_*")]
             every: list[Any] | None = [None] * self._world.size if self._world.rank == 0 else None
             dist.gather_object(_Part(files, settings, objects), every, group=self._group)

@@ -73,7 +73,8 @@ class Trainer:
         world: Ranks that were joined before; by default `join(device, timeout)`.
         callbacks: Told of every step on this rank.
         on_phase: Called on this rank with the kind of every event (``F``, ``reduce``) that begins,
-            and, in the thread that writes it, with each part of a ``checkpoint``.
+            and, in the thread that writes it, with each part of a ``checkpoint N``, where N
+            is the number of steps in it.
         replan: Makes another plan where this one needs more ranks than there are
             (`rlplace.replanner`), so that a job goes on with fewer nodes.
 
@@ -291,7 +292,7 @@ class Trainer:
                 self.world,
                 self.plan,
                 assembly,
-                lambda: assembly.recorder.on_phase("checkpoint"),
+                lambda step: assembly.recorder.on_phase(f"checkpoint {step}"),
             )
             start = self._keeper.resume()
             self.steps, self.taken, self._made = start.step, start.batches, start.step

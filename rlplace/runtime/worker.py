@@ -237,9 +237,10 @@ class _Listener:
     def on_phase(self, phase: str) -> None:
         """A phase begins; a checkpoint is written beside the steps after its own."""
         fault = self._fault
-        if fault is None or fault.phase != phase:
+        kind, _, saved = phase.partition(" ")
+        if fault is None or fault.phase != kind:
             return
-        if self._steps > fault.step if phase == "checkpoint" else self._steps == fault.step:
+        if int(saved) > fault.step if saved else self._steps == fault.step:
             _fail(fault)
 
 

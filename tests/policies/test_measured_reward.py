@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from math import log
 from typing import Any
 
@@ -20,14 +22,20 @@ from rlplace.policies.types import NetConfig
 from rlplace.resources import resource
 
 
+@pytest.fixture
+def reward() -> Iterator[MeasuredReward]:
+    with closing(MeasuredReward(steps=3, warmup=1)) as made:
+        yield made
+
+
 @pytest.mark.dist
 @pytest.mark.timeout(400)
-def test_a_policy_is_fine_tuned_on_steps_that_ran_on_this_machine() -> None:
+def test_a_policy_is_fine_tuned_on_steps_that_ran_on_this_machine(reward: MeasuredReward) -> None:
     """Two updates of a few episodes each, every distinct plan run on two gloo ranks."""
     graph = library.build("gpt2-tiny")
     cluster = load_cluster(resource("configs/cluster/cpu-2.yaml"))
     instance = Instance(graph, cluster, 8, "fp32", zero_levels=(0,))
-    reward, bank = MeasuredReward(steps=3, warmup=1), InstanceBank()
+    bank = InstanceBank()
     seen: list[dict[str, Any]] = []
 
     class Ended(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -61,5 +61,4 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, pool: Po
     (whole,) = pool.run([job(tmp_path / "whole")], limit=60)
     (run,) = pool.run([job(tmp_path / "run", Fault(1, 3, "full", "checkpoint"))], limit=60)
     assert run.losses == whole.losses
-    names = [folder.name for folder in (tmp_path / "run").iterdir()]
-    assert sorted(names) == ["step-00000002"]
+    assert [folder.name for folder in (tmp_path / "run").iterdir()] == ["step-00000002"]

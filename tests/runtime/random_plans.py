@@ -130,7 +130,7 @@ def _meshes(
 ) -> list[Mesh]:
     """Disjoint meshes of random devices in random order; some ranks may be idle."""
     devices = [int(device) for device in rng.permutation(ranks)]
-    used = int(rng.integers(count, ranks + 1))
+    used = ranks if rng.random() < 0.7 else int(rng.integers(count, ranks + 1))
     cuts = np.sort(rng.choice(np.arange(1, used), count - 1, replace=False))
     bounds = [0, *(int(cut) for cut in cuts), used]
     found = []

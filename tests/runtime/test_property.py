@@ -43,6 +43,8 @@ REFUSED = (
     "plan.stages.mesh.cp: the runtime executes no context parallelism beside tp",
     "sorts the tokens of a rank",
     "plan.loss_chunks: ",
+    # Groups of a stage that share a parameter, one with cut activations and one without.
+    "plan.stages.choices.layout: ",
 )
 #: Share of the plans on 2, 3 and 4 ranks.
 SHARES = {2: 0.35, 3: 0.25, 4: 0.4}
@@ -155,7 +157,8 @@ def _compare(drawn: Drawn, found: Measurement, tally: Tally) -> None:
     step = drawn.options.lr * STEPS * WEIGHTS[dtype] / TOLERANCE[dtype]
     errors = {"loss": max(abs(a / b - 1.0) for a, b in zip(found.losses, losses, strict=True))}
     for key, wanted in tensors.items():
-        if key.startswith("buffer/") and dp > 1:
+        # Running statistics are of a replica's own samples, in the order in which they pass.
+        if key.startswith("buffer/") and (dp > 1 or plan.schedule == "explicit"):
             continue
         if same and not torch.equal(found.tensors[key], wanted):
             raise AssertionError(f"{key} is not equal bit for bit")

@@ -4,7 +4,7 @@ Each trial trains a tiny model by a plan on 2 or 3 ranks, with a checkpoint ever
 lets one rank fail in one phase. Then the same job is started again, and must give the losses of a
 job that nothing happened to.
 
-    python benchmarks/faults.py --out docs/results/faults.md
+    python benchmarks/faults.py --out faults.md
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def plan(
         fused: Memory-bound ops are fused as by torch.compile.
         framework: Trainer whose constants the estimate takes: torch, megatron, nanotron, ...
         offload: Optimizer states may be kept in the memory of the host.
-        runnable: Only plans that `rlplace run` executes today (ZeRO-0 and 1).
+        runnable: Refuse what `rlplace run` does not execute: fp16, fp8, fused kernels.
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
         seed: Seed of the search.
@@ -158,7 +158,7 @@ def plan(
     with _status(f"capturing {model} (once; then it is cached)", quiet=json):
         graph = _graph(model, seq_len, granularity, tp)
     instance = _instance(
-        graph, named_cluster(cluster), global_batch, precision, optimizer, attention, runnable
+        graph, named_cluster(cluster), global_batch, precision, optimizer, attention
     )
     degrees = None if tp is None else (tp,)
     instance = replace(
@@ -176,6 +176,10 @@ def plan(
             _print(infeasible_data(instance, str(error)))
             return NOTHING_FITS
         raise
+    if runnable:
+        from rlplace.runtime.validate import check_supported
+
+        check_supported(placed.plan)
     if out is not None:
         placed.plan.save(out)
     if picture is not None:
@@ -376,9 +380,8 @@ def _instance(
     precision: str | None,
     optimizer: str,
     attention: str,
-    runnable: bool,
 ) -> Instance:
-    from rlplace.plan.types import RUN_ZERO_LEVELS, Instance, default_precision
+    from rlplace.plan.types import Instance, default_precision
 
     return Instance(
         graph,
@@ -387,7 +390,6 @@ def _instance(
         precision=precision or default_precision(cluster),
         optimizer=optimizer,
         attention=attention,
-        zero_levels=RUN_ZERO_LEVELS if runnable else (0, 1, 2, 3),
     )
 
 

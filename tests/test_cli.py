@@ -80,6 +80,17 @@ def test_plan_prints_verdict_table_and_alternatives(capsys: pytest.CaptureFixtur
         assert words in text
 
 
+@pytest.mark.parametrize(("flags", "code"), [((), BAD_INPUT), (("--precision", "fp32"), OK)])
+def test_plan_refuses_what_a_run_does_not_execute(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], code: int
+) -> None:
+    """A V100 has no bf16, so fp16 is what it is planned for."""
+    arguments = ["plan", "gpt2-tiny", "2xV100-32", "--global-batch", 8, *flags]
+    assert call(*arguments) == OK
+    assert call(*arguments, "--runnable") == code
+    assert ("the runtime executes fp32" in capsys.readouterr().err) == (code == BAD_INPUT)
+
+
 def test_plan_explains_itself_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "gpt2-tiny", "4xA100-40", "--global-batch", 32, "--time-limit", 0.05]
     assert call(*arguments, "--explain") == OK

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import tyro
 from rich.console import Console
 
-from rlplace.errors import InputError
-
 if TYPE_CHECKING:
     from rlplace.plan.types import Plan
     from rlplace.runtime.measure import Measurement
@@ -255,8 +253,7 @@ def _refuse_another_graph(plan: Plan, extras: Extras) -> None:
         InputError: If the plan is not for this module.
     """
     from rlplace.commands.user_training import captured, library_graph
+    from rlplace.plan.check import refuse_other
 
     graph = captured(extras.module, plan, extras.seq_len) if extras.module else library_graph(plan)
-    if plan.graph != graph.fingerprint:
-        rule = "the plan was made for another graph; plan again for this one"
-        raise InputError("plan.graph", plan.graph, rule, graph.fingerprint)
+    refuse_other("graph", plan.graph, graph.fingerprint)

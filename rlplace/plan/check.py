@@ -50,9 +50,18 @@ def check_fingerprints(instance: Instance, plan: Plan) -> None:
         ("graph", plan.graph, instance.graph.fingerprint),
         ("cluster", plan.cluster, instance.cluster.fingerprint),
     ):
-        if value != wanted:
-            rule = f"the plan was made for another {field}; plan again for this one"
-            raise InputError(f"plan.{field}", value, rule, wanted)
+        refuse_other(field, value, wanted)
+
+
+def refuse_other(field: str, value: object, wanted: object) -> None:
+    """Refuse a plan that was made for something else in a field.
+
+    Raises:
+        InputError: If the two differ.
+    """
+    if value != wanted:
+        rule = f"the plan was made for another {field}; plan again for this one"
+        raise InputError(f"plan.{field}", value, rule, wanted)
 
 
 def legal_micro_batches(global_batch: int, dp: int) -> tuple[int, ...]:
@@ -66,10 +75,7 @@ def legal_micro_batches(global_batch: int, dp: int) -> tuple[int, ...]:
 def _check_settings(instance: Instance, plan: Plan) -> None:
     refuse_name(plan.schedule, "plan.schedule")
     for field in ("precision", "optimizer", "attention", "loss_chunks", "fused"):
-        value, wanted = getattr(plan, field), getattr(instance, field)
-        if value != wanted:
-            rule = f"the plan was made for another {field}; plan again for this one"
-            raise InputError(f"plan.{field}", value, rule, wanted)
+        refuse_other(field, getattr(plan, field), getattr(instance, field))
 
 
 def _check_batch(instance: Instance, plan: Plan) -> None:

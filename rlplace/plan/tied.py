@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from rlplace.graph.types import OpGraph, Placement, Replicate
+from rlplace.graph.types import Layout, OpGraph, Placement, Replicate
 from rlplace.plan.types import GroupChoice, Stage
 
 
@@ -53,19 +53,22 @@ def _shared(graph: OpGraph, stage: Stage) -> Iterator[tuple[str, list[int]]]:
 
 def _held(graph: OpGraph, group: int, name: str, choice: GroupChoice, tp: int) -> Placement:
     """How a group holds a parameter under a choice."""
-    return _placements(graph, group, name, tp).get(choice.layout, Replicate())
+    layouts = graph.structure(group).layouts_with("tp", tp)
+    return _placements(graph, group, name, layouts).get(choice.layout, Replicate())
 
 
-def _placements(graph: OpGraph, group: int, name: str, tp: int) -> dict[str, Placement]:
-    """How a group holds a parameter under each of its layouts, the sharded ones first."""
+def _placements(
+    graph: OpGraph, group: int, name: str, layouts: Iterable[Layout]
+) -> dict[str, Placement]:
+    """How a group holds a parameter under each of some layouts."""
     at = graph.groups[group].params.index(name)
-    layouts = reversed(graph.structure(group).layouts_at(tp))
     return {layout.name: layout.params[at] if layout.params else Replicate() for layout in layouts}
 
 
 def _common(graph: OpGraph, users: list[int], name: str, tp: int) -> list[str]:
     """For each group a layout, so that all hold the parameter alike."""
-    offers = [_placements(graph, group, name, tp) for group in users]
+    whole = (reversed(graph.structure(group).layouts_at(tp)) for group in users)
+    offers = [_placements(graph, g, name, own) for g, own in zip(users, whole, strict=True)]
     for wanted in (*offers[0].values(), Replicate()):
         found = [next((n for n, p in offer.items() if p == wanted), None) for offer in offers]
         if all(layout is not None for layout in found):

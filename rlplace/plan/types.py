@@ -57,9 +57,6 @@ OPTIMIZERS: dict[str, tuple[int, int | None]] = {
 #: What is taken where the user names no precision: the first that every device kind has.
 _PREFERRED = ("bf16-mixed", "fp16-mixed", "fp32")
 
-#: ZeRO levels that `rlplace.runtime` executes.
-RUN_ZERO_LEVELS = (0, 1, 2, 3)
-
 ATTENTION_KERNELS = ("flash", "math")
 
 #: From what keeps most to what keeps least.

@@ -117,7 +117,8 @@ def assemble(
     """
     groups = _groups(world, plan)
     everyone = world.group(plan.devices, "norm") if len(plan.devices) > 1 else None
-    tied = {name: world.group(ranks) for name, ranks in shared_params(plan, model)}
+    shared = dict(shared_params(plan, model))
+    tied = {name: world.group(ranks) for name, ranks in shared.items()}
     assembly = Assembly(Recorder(world.rank, world.device))
     mesh = next((mesh for mesh in lanes(plan) if world.rank in mesh.devices), None)
     if mesh is None:
@@ -136,7 +137,7 @@ def assemble(
     place = Ranked(
         mesh,
         assembly.tp[0],
-        frozenset(n for n, ranks in shared_params(plan, model) if min(ranks) not in mesh.devices),
+        frozenset(name for name, ranks in shared.items() if min(ranks) not in mesh.devices),
     )
     assembly.reducer = Reducer(
         trained(assembly.stages, plan, model, place, states.placements, settings),

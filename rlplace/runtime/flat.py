@@ -57,8 +57,8 @@ class FlatLayout:
         return found
 
 
-class WholeWeights:
-    """Weights of which this rank holds all, in one flat buffer, and steps a part (ZeRO-1, 2).
+class CutWeights:
+    """Weights in one flat buffer, of which this rank steps a part.
 
     Args:
         params: The parameters; they become views of the buffer.
@@ -67,7 +67,6 @@ class WholeWeights:
 
     def __init__(self, params: Sequence[nn.Parameter], group: Any) -> None:
         self.traffic: Counter[str] = Counter()
-        self._group = group
         self.parts, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.layout = FlatLayout(params, self.parts)
         self.whole = _laid_out(self.layout)
@@ -81,10 +80,13 @@ class WholeWeights:
         size = self.own.numel()
         return self.layout.spans(self.rank * size, (self.rank + 1) * size)
 
-    @property
-    def extra_bytes(self) -> int:
-        """Bytes of weights that the parameters are not views of."""
-        return 0
+
+class WholeWeights(CutWeights):
+    """Weights of which this rank holds all (ZeRO-1, 2)."""
+
+    def __init__(self, params: Sequence[nn.Parameter], group: Any) -> None:
+        super().__init__(params, group)
+        self._group = group
 
     def publish(self) -> None:
         """Gather what the other ranks stepped."""
@@ -96,12 +98,12 @@ class WholeWeights:
         """Make the weights whole on every rank; here they are."""
 
 
-class LentWeights:
-    """Weights of which this rank keeps a part, and gathers the rest while they are used (ZeRO-3).
+class LentWeights(CutWeights):
+    """Weights of which this rank keeps its part, and gathers the rest while they are used (ZeRO-3).
 
-    The parameters are views of a buffer whose memory is given back in between (as in FSDP, Zhao et
-    al., arXiv 2304.11277): what autograd has saved of them sees the weights again once they are
-    gathered again, for they do not change within a step.
+    The memory of the buffer is given back in between (as in FSDP, Zhao et al., arXiv 2304.11277):
+    what autograd has saved of the parameters sees the weights again once they are gathered again,
+    for they do not change within a step.
 
     Args:
         params: The parameters.
@@ -111,40 +113,26 @@ class LentWeights:
     """
 
     def __init__(self, params: Sequence[nn.Parameter], group: Any, gathers: Any) -> None:
-        self.traffic: Counter[str] = Counter()
-        self._group, self._work = gathers, None
-        self.parts, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.layout = FlatLayout(params, self.parts)
-        self._whole = _laid_out(self.layout)
-        self.own = self._whole.chunk(self.parts)[self.rank].clone()
-        for param, view in zip(params, self.layout.views(self._whole), strict=True):
-            param.data = view
+        super().__init__(params, group)
+        self._gathers, self._work = gathers, None
+        self.own = self.own.clone()
         self._there = True
         self.release()
 
     @property
-    def spans(self) -> list[Span]:
-        """What lies in the part that this rank keeps and steps."""
-        size = self.own.numel()
-        return self.layout.spans(self.rank * size, (self.rank + 1) * size)
-
-    @property
-    def extra_bytes(self) -> int:
-        """Bytes of weights that the parameters are not views of."""
-        return size_of(self.own)
-
-    @property
     def whole_bytes(self) -> int:
         """Bytes of the gathered weights while they are there."""
-        return size_of(self._whole)
+        return size_of(self.whole)
 
     def start(self) -> bool:
         """Start to gather, unless that has been done; whether it was started."""
         if self._there:
             return False
         self._there = True
-        self._whole.untyped_storage().resize_(size_of(self._whole))
-        self._work = dist.all_gather_single(self._whole, self.own, group=self._group, async_op=True)
+        self.whole.untyped_storage().resize_(size_of(self.whole))
+        self._work = dist.all_gather_single(
+            self.whole, self.own, group=self._gathers, async_op=True
+        )
         self.traffic["all_gather"] += size_of(self.own)
         return True
 
@@ -160,18 +148,18 @@ class LentWeights:
             return False
         self.wait()
         self._there = False
-        self._whole.untyped_storage().resize_(0)
+        self.whole.untyped_storage().resize_(0)
         return True
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a view of the gathered weights."""
-        mine: int = self._whole.untyped_storage()._cdata
+        mine: int = self.whole.untyped_storage()._cdata
         return bool(tensor.untyped_storage()._cdata == mine)
 
     def keep(self) -> None:
         """Take over what was written into the gathered weights."""
         self.wait()
-        self.own.copy_(self._whole.chunk(self.parts)[self.rank])
+        self.own.copy_(self.whole.chunk(self.parts)[self.rank])
 
     def publish(self) -> None:
         """Give the other ranks what this one stepped: they gather it when they need it."""

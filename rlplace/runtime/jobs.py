@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rlplace.errors import InputError
 from rlplace.graph.types import OpGraph
+from rlplace.plan.check import refuse_other
 from rlplace.plan.types import Plan
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.options import Options
@@ -101,9 +102,7 @@ def checked(job: Job, ranks: int | None, device: str) -> Job:
         from rlplace.graph.library import build
 
         graph = build(**job.source)  # type: ignore[arg-type]  # a plan's source is checked there
-    if job.plan.graph != graph.fingerprint:
-        rule = "the plan was made for another graph; plan again for this one"
-        raise InputError("plan.graph", job.plan.graph, rule, graph.fingerprint)
+    refuse_other("graph", job.plan.graph, graph.fingerprint)
     return replace(job, graph=graph)
 
 

@@ -132,17 +132,24 @@ class Recorder:
         self._rank, self._device = rank, device
         self.active = False
         self.events: list[Event] = []
-        #: What runs just now: the kind of the last event that began.
-        self.phase = "start"
-        #: The same in words, with stage and micro-batch.
-        self.doing = ""
+        self._last = ("start", -1, -1)
         #: Called with the kind of every event when it begins.
         self.on_phase: Callable[[str], None] = lambda kind: None
+
+    @property
+    def phase(self) -> str:
+        """What runs just now: the kind of the last event that began."""
+        return self._last[0]
+
+    @property
+    def doing(self) -> str:
+        """The same in words, with stage and micro-batch."""
+        return phase_name(*self._last)
 
     @contextmanager
     def event(self, kind: str, stage: int = -1, micro_batch: int = -1) -> Iterator[None]:
         """Note what runs inside; `time.perf_counter` is one clock for all processes of a host."""
-        self.phase, self.doing = kind, phase_name(kind, stage, micro_batch)
+        self._last = (kind, stage, micro_batch)
         self.on_phase(kind)
         if not self.active:
             yield

@@ -49,11 +49,16 @@ class Notebook:
         )
         self._live = LiveTracker(lambda: assembly.recorder.doing)
 
+    @property
+    def noting(self) -> bool:
+        """Whether the next step is noted."""
+        return self._left > 0
+
     @contextmanager
     def open(self) -> Iterator[Page]:
         """A page for a step, which goes on inside."""
         page = Page()
-        if not self._left:
+        if not self.noting:
             yield page
             return
         first, recorder = not self._notes.starts, self._assembly.recorder

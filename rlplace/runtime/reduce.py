@@ -17,7 +17,7 @@ from torch import nn
 from rlplace.runtime.buckets import Bucket, Holding, Replicas, ScatteredBucket, ShardedBucket
 from rlplace.runtime.clip import clip
 from rlplace.runtime.cuts import BUCKET_BYTES, Trained, cut
-from rlplace.runtime.flat import LentWeights, WholeWeights
+from rlplace.runtime.flat import LentWeights, WholeWeights, size_of
 from rlplace.runtime.lending import Lender
 from rlplace.runtime.precision import dtypes_for
 from rlplace.runtime.stepped import Run
@@ -74,10 +74,9 @@ class Reducer:
             for stage, by_step in self._by_step.items()
         }
         self.lenders = {stage: Lender(self._needs(stage, counts[stage])) for stage in stages}
-        for key in self._owner:
-            param = next(one.param for one in params if id(one.param) == key)
-            hook = param.register_post_accumulate_grad_hook
-            hook(self._ready)  # type: ignore[no-untyped-call]
+        for one in (one for run, _ in self._members for one in run):
+            hook = one.param.register_post_accumulate_grad_hook
+            hook(self._ready)  # type: ignore[no-untyped-call]  # torch has no types for it
         self._stage, self._scatters = 0, False
         self._final: Collection[int] = ()
         self._queue: list[ScatteredBucket] = []
@@ -112,7 +111,7 @@ class Reducer:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that this rank holds beside the parameters themselves."""
-        return sum(weights.extra_bytes for weights in self.lent)
+        return sum(size_of(weights.own) for weights in self.lent)
 
     @property
     def gradient_bytes(self) -> int:

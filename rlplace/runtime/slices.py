@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from rlplace.errors import InputError
@@ -121,17 +120,12 @@ class Crossing:
         Args:
             rows: Rows of the micro-batch.
         """
-        return _messages(self, rows)
-
-
-@lru_cache(maxsize=4096)
-def _messages(crossing: Crossing, rows: int) -> tuple[Message, ...]:
-    return tuple(
-        message
-        for index, spec in enumerate(crossing.tensors)
-        if spec.grad or not crossing.backward
-        for message in _of_tensor(crossing, index, rows)
-    )
+        return tuple(
+            message
+            for index, spec in enumerate(self.tensors)
+            if spec.grad or not self.backward
+            for message in _of_tensor(self, index, rows)
+        )
 
 
 def _of_tensor(crossing: Crossing, index: int, rows: int) -> list[Message]:

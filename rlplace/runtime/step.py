@@ -167,7 +167,6 @@ class Interpreter:
                 self._backward(position, action)
             else:
                 self._make_weight_gradients(position, action)
-            self.executed.append(action)
         for border in self._borders.values():
             border.forward.settle()
             border.backward.settle()
@@ -180,6 +179,7 @@ class Interpreter:
         else:
             final = self._finals(position)
             self._reducer.idle_backward(action.stage, final, self._phase(action))
+        self.executed.append(action)
 
     def _phase(self, action: Action) -> Phase:
         """Which part of a backward an action is."""
@@ -216,6 +216,7 @@ class Interpreter:
         rows = self._own_rows(action)
         with self._recorder.event("F", *key), putting(flight.aside):
             flight.given = self._run(stage, inputs, received, rows)
+        self.executed.append(Action(action.stage, "F", action.micro_batch))
         self._flights[key] = flight
         if self._tracker is not None:
             ends = (*received.values(), *flight.given.values())
@@ -253,6 +254,7 @@ class Interpreter:
             if pairs:
                 outputs, gradients = zip(*pairs, strict=True)
                 torch.autograd.backward(outputs, gradients)
+        self.executed.append(Action(action.stage, "B", action.micro_batch))
         if action.stage:
             self._send(action, _gradients(flight.received))
         if flight.aside is None:
@@ -269,6 +271,7 @@ class Interpreter:
             self._reducer.backward(action.stage, final, "weights"),
         ):
             flight.aside.make()
+        self.executed.append(Action(action.stage, "W", action.micro_batch))
 
     def _send(self, action: Action, values: Mapping[str, torch.Tensor]) -> None:
         """Hand on what an action has made."""

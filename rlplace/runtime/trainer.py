@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -119,7 +120,6 @@ class Trainer:
         self.scheduler: LRScheduler | ReduceLROnPlateau | None = None
         self._model_fn, self._loss, self._make_scheduler = model_fn, loss, scheduler
         self._settings, self._on_phase = groups, on_phase
-        self._clip = clip if clip is not None else self.options.clip
         self._graph, self._program = graph, program
         self._dtype = self.options.dtype_for(plan)
         self._assembly: Assembly | None = None
@@ -129,8 +129,8 @@ class Trainer:
         def prepare() -> Model | None:
             if accumulate < 1:
                 raise InputError("accumulate", accumulate, "must be at least 1", 1)
-            if clip is not None and not clip > 0:
-                raise InputError("clip", clip, "must be above 0")
+            if clip is not None:
+                self.options = replace(self.options, clip=clip)
             self._make_optimizer = optimizer_factory(optimizer or plan.optimizer, self.options.lr)
             known = example is not None or bool(plan.source)
             return self._make_model(example) if known else None
@@ -283,7 +283,7 @@ class Trainer:
             if self._on_phase is not None:
                 assembly.recorder.on_phase = self._on_phase
             if assembly.interpreter is not None:
-                assembly.interpreter.clip = self._clip
+                assembly.interpreter.clip = options.clip
             if self._make_scheduler is not None and assembly.optimizer is not None:
                 self.scheduler = self._make_scheduler(assembly.optimizer)
             self._notebook = Notebook(assembly, options.warmup, options.steps, self.world.device)
@@ -302,7 +302,7 @@ class Trainer:
     def _step(
         self, batches: Sequence[Any], ending: Callable[[], tuple[bool, bool]]
     ) -> tuple[StepReport, Word]:
-        """One step, from a barrier to the word of all ranks.
+        """One step, and the word of all ranks after it.
 
         Args:
             batches: Of this step.
@@ -312,7 +312,8 @@ class Trainer:
         inputs = [self._on_device(batch) for batch in batches]
         samples = sum(self._samples(one) for one in inputs)
         with self._notebook.open() as page:
-            dist.barrier()
+            if self._notebook.noting:
+                dist.barrier()  # so that all ranks start the clock together
             page.start = time.perf_counter()
             share = self._run(inputs)
             if self.world.device.type == "cuda":

@@ -39,7 +39,7 @@ class Receipt:
 
     channel: Channel
     micro_batch: int
-    shapes: dict[int, tuple[int, ...]]
+    shapes: Mapping[int, tuple[int, ...]]
     parts: dict[int, list[_Part]] = field(default_factory=dict)
 
     def wait(self) -> dict[str, Tensor]:
@@ -74,6 +74,15 @@ class Receipt:
         return own if _fills(part.message.take, own.shape) else _packed(own, part.message.take)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What one rank sends and gets of a micro-batch, and the shapes of what it then holds."""
+
+    sends: tuple[Message, ...]
+    gets: tuple[Message, ...]
+    shapes: Mapping[int, tuple[int, ...]]
+
+
 class Channel:
     """One border and direction, as one rank sees it.
 
@@ -86,6 +95,7 @@ class Channel:
     def __init__(self, crossing: Crossing, world: World, tags: tuple[int, int]) -> None:
         self.crossing, self.device = crossing, world.device
         self._world, self._tags = world, tags
+        self._jobs: dict[int, _Job] = {}
         self._on_the_way: dict[int, list[tuple[Any, Tensor]]] = {}
         self._own: dict[tuple[int, int], Tensor] = {}
         self.bytes_sent = 0
@@ -99,9 +109,7 @@ class Channel:
             values: What this rank holds, by name.
         """
         handles: list[tuple[Any, Tensor]] = []
-        for message in self.crossing.messages(rows):
-            if message.source != self._world.rank:
-                continue
+        for message in self._job(rows).sends:
             value = values[self.crossing.tensors[message.tensor].name].detach()
             if message.target == self._world.rank:
                 self._own[micro_batch, message.tensor] = value
@@ -116,20 +124,12 @@ class Channel:
 
     def post(self, micro_batch: int, rows: int) -> Receipt:
         """Start receiving this rank's part of a micro-batch; see `send`."""
-        crossing, rank = self.crossing, self._world.rank
-        every = range(len(crossing.tensors))
-        shapes = {
-            index: crossing.shape(index, rank, rows)
-            for index in every
-            if crossing.tensors[index].grad or not crossing.backward
-        }
-        receipt = Receipt(self, micro_batch, shapes)
-        for message in crossing.messages(rows):
-            if message.target != rank:
-                continue
+        job = self._job(rows)
+        receipt = Receipt(self, micro_batch, job.shapes)
+        for message in job.gets:
             part = _Part(message)
-            if message.source != rank:
-                dtype = crossing.tensors[message.tensor].dtype
+            if message.source != self._world.rank:
+                dtype = self.crossing.tensors[message.tensor].dtype
                 part.buffer = torch.empty(message.elements, dtype=dtype, device=self.device)
                 group = self._world.direction(down=message.target < message.source)
                 tag = self._tag(micro_batch, message)
@@ -147,6 +147,23 @@ class Channel:
         for key in keys:
             for work, _ in self._on_the_way.pop(key, []):
                 work.wait()
+
+    def _job(self, rows: int) -> _Job:
+        """What this rank has to do, worked out once for each number of rows."""
+        if rows not in self._jobs:
+            crossing, rank = self.crossing, self._world.rank
+            every = crossing.messages(rows)
+            receives = rank in crossing.receiver.stage.mesh.devices
+            self._jobs[rows] = _Job(
+                tuple(one for one in every if one.source == rank),
+                tuple(one for one in every if one.target == rank),
+                {
+                    index: crossing.shape(index, rank, rows)
+                    for index, spec in enumerate(crossing.tensors)
+                    if receives and (spec.grad or not crossing.backward)
+                },
+            )
+        return self._jobs[rows]
 
     def _tag(self, micro_batch: int, message: Message) -> int:
         first, each = self._tags

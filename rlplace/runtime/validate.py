@@ -42,14 +42,19 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
     )
     check(instance, replace(plan, cluster=instance.cluster.fingerprint))
     match(program, graph)
-    _check_supported(plan)
+    check_supported(plan)
     crossings(program, graph, plan)
     _check_loss(program)
     if plan.loss_chunks > 1:
         _check_chunks(plan, graph, program)
 
 
-def _check_supported(plan: Plan) -> None:
+def check_supported(plan: Plan) -> None:
+    """Refuse what a plan may say and the runtime does not execute.
+
+    Raises:
+        InputError: With the field, the value, the rule and the nearest legal value.
+    """
     for index, stage in enumerate(plan.stages):
         if stage.mesh.cp > 1 and stage.mesh.tp > 1:
             rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"

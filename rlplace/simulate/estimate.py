@@ -105,20 +105,8 @@ class Estimator:
         step_time = run.times.seconds + execution.step_overhead
         parts = self._parts(plan, run)
         used = [
-            (
-                alike,
-                use.within(alike.reserve, execution.fragmentation, execution.cached),
-                phase,
-            )
-            for mesh, (use, phase) in zip(run.lanes, _uses(run, parts), strict=True)
-            if not _shared_unequally(plan, mesh)
-            for alike in self._alike(mesh)
-        ]
-        used += [
             (alike, use.within(alike.reserve, execution.fragmentation, execution.cached), phase)
-            for lane, mesh in enumerate(run.lanes)
-            if _shared_unequally(plan, mesh)
-            for alike, use, phase in self._unequal(plan, run, lane)
+            for alike, use, phase in self._used(plan, run, parts)
         ]
         memory, phases, totals = self._by_device(used)
         reasons = _reasons([(alike, use.total) for alike, use, _ in used])
@@ -164,6 +152,16 @@ class Estimator:
                 else stage_cost(self.instance, stage, micro_batches, self.cost, self._reads)
             )
         return self._stages[key]
+
+    def _used(
+        self, plan: Plan, run: _Run, parts: list[MemoryUse]
+    ) -> Iterator[tuple[_Alike, MemoryUse, str]]:
+        """Peak and its phase of all devices, of those that are alike at once."""
+        for lane, (mesh, (use, phase)) in enumerate(zip(run.lanes, _uses(run, parts), strict=True)):
+            if any(stage.shares for stage in plan.stages if stage.mesh == mesh):
+                yield from self._unequal(plan, run, lane)
+            else:
+                yield from ((alike, use, phase) for alike in self._alike(mesh))
 
     def _unequal(self, plan: Plan, run: _Run, lane: int) -> Iterator[tuple[_Alike, MemoryUse, str]]:
         """What each device of a lane holds whose replicas have different samples."""
@@ -371,10 +369,6 @@ class Estimator:
                 choice = stage.choices[own[0].index - stage.start]
                 found.append(tied_states(self.instance, own[0], choice, stage.mesh, tied))
         return found
-
-
-def _shared_unequally(plan: Plan, mesh: Mesh) -> bool:
-    return any(stage.shares for stage in plan.stages if stage.mesh == mesh)
 
 
 def _uses(run: _Run, parts: list[MemoryUse]) -> list[tuple[MemoryUse, str]]:

@@ -2,7 +2,8 @@
 
 They have the meaning of `rlplace.runtime.measure.Measurement.traffic`: what each rank puts into a
 collective (its shard for an all-gather, the whole tensor for an all-reduce or a reduce-scatter),
-added up over all ranks.
+added up over all ranks. Activations that stay cut from one stage to the next are counted as if they
+crossed whole, and unequal shares as if they were equal.
 """
 
 from __future__ import annotations

@@ -78,3 +78,19 @@ def test_stages_of_one_mesh_hold_a_shared_parameter_alike(instance: Instance) ->
     torn = replace(plan, stages=(*stages[:2], replace(stages[2], choices=(GroupChoice(),))))
     with pytest.raises(InputError, match=r"stages\[2\].*groups that share .*wte.* same placement"):
         check(four, torn)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "torn"),
+    [
+        ("sequence", "sequence", False),
+        ("sequence", "shard", False),
+        ("sequence", "replicate", True),
+        ("replicate", "sequence", True),
+    ],
+)
+def test_layouts_with_cut_activations_hold_it_somehow_too(
+    instance: Instance, first: str, last: str, torn: bool
+) -> None:
+    stage = mixed_stage(instance, first, last)
+    assert (conflict(instance.graph, stage) is not None) == torn

@@ -43,8 +43,6 @@ REFUSED = (
     "plan.stages.mesh.cp: the runtime executes no context parallelism beside tp",
     "sorts the tokens of a rank",
     "plan.loss_chunks: ",
-    # Groups of a stage that share a parameter, one with cut activations and one without.
-    "plan.stages.choices.layout: ",
 )
 #: Share of the plans on 2, 3 and 4 ranks.
 SHARES = {2: 0.35, 3: 0.25, 4: 0.4}

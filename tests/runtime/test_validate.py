@@ -12,7 +12,7 @@ from rlplace.graph.capture import capture
 from rlplace.graph.library import build, spec
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.types import OpGraph
-from rlplace.plan.types import RUN_ZERO_LEVELS, GroupChoice, Instance, Mesh, Plan, Stage
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan, uniform_plan
 from rlplace.runtime.validate import stand_in_cluster, validate
 
@@ -71,7 +71,7 @@ def test_too_few_ranks_are_refused() -> None:
         validate(plan(), graph, program, 1)
 
 
-@pytest.mark.parametrize("zero", RUN_ZERO_LEVELS)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_every_zero_level_is_executed(zero: int) -> None:
     program, graph = exported()
     validate(plan(dp_shard=2, zero=zero), graph, program, 2)

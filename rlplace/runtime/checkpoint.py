@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlplace.errors import InputError
+from rlplace.errors import InputError, RankFailedError
 from rlplace.plan.files import dump_plan
 from rlplace.plan.types import Plan
 from rlplace.runtime import manifest
@@ -23,7 +23,7 @@ from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.holdings import Piece, pieces
 from rlplace.runtime.restore import dump_holdings, fill, parse_holdings
 from rlplace.runtime.storage import Reader, write
-from rlplace.runtime.world import World
+from rlplace.runtime.world import World, is_echo
 
 _OBJECTS = "objects.pt"
 
@@ -112,7 +112,7 @@ class Checkpointer:
         self._on_write = on_write
         self._group = _group(world) if options is not None else None
         self._thread: threading.Thread | None = None
-        self._failure: str | None = None
+        self._failure: BaseException | None = None
         #: The last step that this run has saved or started from; None before.
         self.good: int | None = None
         self._last = 0
@@ -136,9 +136,17 @@ class Checkpointer:
             InputError: If it is of another model, optimizer or global batch.
         """
         name = self._world.from_first(self._newest) if self._options is not None else ""
-        if not name:
-            return Position()
-        folder = self._root / name
+        return self._restore(self._root / name) if name else Position()
+
+    def load(self, path: Path | None) -> Position:
+        """Take over a checkpoint, or the last good one of a folder of them; see `Trainer.load`."""
+        root = self._folder(path)
+        self.wait()
+        self._world.together(lambda: _refuse_other(root))
+        chosen = self._world.from_first(lambda: str(_good(root)))
+        return self._restore(Path(chosen))
+
+    def _restore(self, folder: Path) -> Position:
         content = self._world.together(lambda: self._fill(folder))
         if self._assembly.reducer is not None:
             self._assembly.reducer.refresh()
@@ -161,24 +169,60 @@ class Checkpointer:
 
     def save(self, position: Position) -> None:
         """Copy the state to the host, and let a thread write it."""
+        assert self._options is not None
         self.wait()
         self._last = position.step
-        own = list(_snapshot(self._assembly))
-        objects = {name: one.state_dict() for name, one in self._objects.items()}
-        arguments = (position, own, objects, _settings(self._assembly))
-        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
-        self._thread.start()
+        self._begin(position, self._root, self._options.keep)
+
+    def save_now(self, position: Position, path: Path | None) -> Path:
+        """Save, and wait until it is written; see `Trainer.save`."""
+        root = self._folder(path)
+        self.wait()
+        keep = self._options.keep if path is None and self._options is not None else None
+        self._begin(position, root, keep)
+        failure = self._end()
+        if failure is not None and is_echo(failure):
+            raise failure
+        self._world.together(lambda: _refuse_unwritten(failure))
+        if path is None:
+            self._last = position.step
+        return manifest.target(root, position.step)
 
     def wait(self) -> None:
         """Wait for what is being written, and warn if that failed."""
+        failure = self._end()
+        if failure is not None and self._world.rank == 0:
+            last = "there is none" if self.good is None else f"the last one is of step {self.good}"
+            warnings.warn(f"checkpoint not written, {last}: {_cause(failure)}", stacklevel=2)
+
+    def _begin(self, position: Position, root: Path, keep: int | None) -> None:
+        if self._group is None:
+            self._group = _group(self._world)
+        own = list(_snapshot(self._assembly))
+        objects = {name: one.state_dict() for name, one in self._objects.items()}
+        arguments = (position, root, keep, own, objects, _settings(self._assembly))
+        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
+        self._thread.start()
+
+    def _end(self) -> BaseException | None:
+        """Wait for what is being written; gives what went wrong."""
         if self._thread is None:
-            return
+            return None
         self._thread.join()
         self._thread = None
-        if self._failure is not None and self._world.rank == 0:
-            last = "there is none" if self.good is None else f"the last one is of step {self.good}"
-            warnings.warn(f"checkpoint not written, {last}: {self._failure}", stacklevel=2)
-        self._failure = None
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _folder(self, path: Path | None) -> Path:
+        """A folder that was asked for, or that of the options.
+
+        Raises:
+            InputError: If there is neither.
+        """
+        if path is None and self._options is None:
+            rule = "give a folder, here or in Options(checkpoint=Checkpoints(folder))"
+            raise InputError("path", None, rule)
+        return self._root if path is None else path
 
     def _newest(self) -> str:
         self._root.mkdir(parents=True, exist_ok=True)
@@ -206,11 +250,13 @@ class Checkpointer:
     def _write(
         self,
         position: Position,
+        root: Path,
+        keep: int | None,
         own: list[Piece],
         objects: dict[str, Any],
         settings: list[dict[str, Any]],
     ) -> None:
-        part = manifest.scratch(self._root, position.step)
+        part = manifest.scratch(root, position.step)
         try:
             holdings = write(part, own, self._group, lambda: self._on_write(position.step))
             files = [manifest.note(path) for path in part.glob(f"__{self._world.rank}_*")]
@@ -220,26 +266,25 @@ class Checkpointer:
                 _save_objects(part / _OBJECTS, every)
                 files = [one for told in every for one in told.files]
                 files += [manifest.note(part / name) for name in (".metadata", _OBJECTS)]
-                self._commit(position, files, dump_holdings(holdings.values()))
+                content = self._content(position, dump_holdings(holdings.values()))
+                manifest.commit(root, position.step, files, content)
+                if keep is not None:
+                    manifest.prune(root, position.step, keep)
             self.good = position.step
         except (OSError, RuntimeError, CheckpointException) as error:
-            self._failure = _cause(error)
+            self._failure = error
             if self._world.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
 
-    def _commit(
-        self, position: Position, files: list[manifest.FileNote], holdings: list[Any]
-    ) -> None:
-        content = {
+    def _content(self, position: Position, holdings: list[Any]) -> dict[str, Any]:
+        """What a manifest says beside its files."""
+        return {
             "batches": position.batches,
             "graph": self._plan.graph,
             "global_batch": self._plan.global_batch,
             "plan": dump_plan(self._plan),
             "holdings": holdings,
         }
-        manifest.commit(self._root, position.step, files, content)
-        assert self._options is not None
-        manifest.prune(self._root, position.step, self._options.keep)
 
 
 def _group(world: World) -> Any:
@@ -249,7 +294,7 @@ def _group(world: World) -> Any:
 
 def _snapshot(assembly: Assembly) -> Iterable[Piece]:
     """What a rank holds, in memory of its own on the host; running statistics are replica 0's."""
-    for piece in pieces(assembly):
+    for piece in pieces(assembly, every_state=True):  # also of a run that has made no step
         if assembly.replica == 0 or not piece.holding.item.startswith("buffer/"):
             copy = piece.tensor.detach().to("cpu", copy=True)
             yield Piece(piece.holding, piece.rank, piece.start, copy)
@@ -278,6 +323,31 @@ def _take_settings(assembly: Assembly, saved: list[dict[str, Any]]) -> None:
         like.sort(key=lambda one: bool(one["lr"] != group["lr"]))
         if like or len(saved) == 1:
             group.update((like or saved)[0])
+
+
+def _refuse_other(path: Path) -> None:
+    """Refuse a path that is neither a checkpoint nor a folder of some."""
+    if not manifest.is_checkpoint(path) and not manifest.found(path):
+        rule = "is neither a checkpoint (step-N) nor a folder that holds one"
+        raise InputError("path", str(path), rule)
+
+
+def _good(path: Path) -> Path:
+    """The checkpoint at a path, or the last good one in that folder."""
+    if manifest.is_checkpoint(path):
+        fault = manifest.fault_of(path)
+        if fault is not None:
+            raise InputError("path", str(path), f"the checkpoint is damaged: {fault}")
+        return path
+    good = manifest.latest_good(path)
+    if good is None:
+        raise InputError("path", str(path), "every checkpoint in it is damaged")
+    return good
+
+
+def _refuse_unwritten(failure: BaseException | None) -> None:
+    if failure is not None:
+        raise RankFailedError(f"checkpoint not written: {_cause(failure)}") from failure
 
 
 def _cause(error: BaseException) -> str:

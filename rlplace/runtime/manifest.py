@@ -113,6 +113,11 @@ def fault_of(folder: Path) -> str | None:
     return None
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is a checkpoint, good or bad."""
+    return path.name.startswith(_PREFIX) and path.is_dir()
+
+
 def found(root: Path) -> list[Path]:
     """All checkpoints, good or bad, the latest first."""
     return sorted(root.glob(f"{_PREFIX}*"), reverse=True)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -220,6 +221,48 @@ class Trainer:
                 callback.end()
         return reports
 
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write a checkpoint now; it is whole when this returns. Every rank calls it.
+
+        Args:
+            path: Folder that all ranks share and that gets it, as ``step-N``; nothing in it is
+                removed. By default the folder of the options, where as many stay as they say.
+
+        Returns:
+            The checkpoint, which `load` takes.
+
+        Raises:
+            InputError: If there is no folder, or nothing to save before the first batch.
+            RankFailedError: If a rank could not write (a full disk); training may go on.
+        """
+        keeper, position = self._saves(), Position(self.steps, self.taken)
+        with self._guarded(InputError):
+            return keeper.save_now(position, None if path is None else Path(path))
+
+    def load(self, path: str | Path | None = None) -> None:
+        """Be where a checkpoint was, of this plan or another. Every rank calls it.
+
+        Weights, optimizer, learning rate scheduler and `steps` are those of then. The next `fit`
+        leads its data to where that of then was; a loop of one's own does so itself.
+
+        Args:
+            path: A checkpoint, or a folder of which the last good one is taken; by default the
+                folder of the options.
+
+        Raises:
+            InputError: If there is no folder, it has no good checkpoint, or that is of another
+                model, optimizer or global batch.
+        """
+        keeper = self._saves()
+        with self._guarded(InputError):
+            self._go_on_from(keeper.load(None if path is None else Path(path)))
+
+    def _saves(self) -> Checkpointer:
+        """What saves and restores, from the moment on when there is something to save."""
+        _ = self.assembly
+        assert self._keeper is not None
+        return self._keeper
+
     def _catch_up(self, feed: Feed) -> bool:
         """Lead the data to where a checkpoint was; whether there is any left."""
         assert self._keeper is not None
@@ -294,10 +337,13 @@ class Trainer:
                 assembly,
                 lambda step: assembly.recorder.on_phase(f"checkpoint {step}"),
             )
-            start = self._keeper.resume()
-            self.steps, self.taken, self._made = start.step, start.batches, start.step
-            if self.scheduler is not None:
-                self._keeper.attach("scheduler", self.scheduler)
+            self._go_on_from(self._keeper.resume())
+
+    def _go_on_from(self, start: Position) -> None:
+        """Be where a checkpoint was."""
+        self.steps, self.taken, self._made = start.step, start.batches, start.step
+        if self.scheduler is not None and self._keeper is not None:
+            self._keeper.attach("scheduler", self.scheduler)
 
     def _step(
         self, batches: Sequence[Any], ending: Callable[[], tuple[bool, bool]]
@@ -386,11 +432,17 @@ class Trainer:
         }
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Around what the other ranks wait for: tell them what went wrong."""
+    def _guarded(self, *mistakes: type[Exception]) -> Iterator[None]:
+        """Around what the other ranks wait for: tell them what went wrong.
+
+        Args:
+            mistakes: What every rank refuses alike, so that nobody has to be told.
+        """
         try:
             yield
         except RankFailedError:
+            raise
+        except mistakes:
             raise
         except Exception as error:
             raise self.world.fail(error) from error

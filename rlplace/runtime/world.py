@@ -128,7 +128,7 @@ class World:
         """
         own = {"rank": self.rank, "cause": f"{type(error).__name__}: {error}"}
         try:
-            if _is_echo(error):
+            if is_echo(error):
                 own = find_lost(self.store, self.joined, self.rank, self.size) or own
             said = self.store.compare_set(failure_key(self.joined), "", json.dumps(own))
             first = json.loads(said.decode())
@@ -155,7 +155,7 @@ class World:
             dist.destroy_process_group()
 
 
-def _is_echo(error: BaseException) -> bool:
+def is_echo(error: BaseException) -> bool:
     """Whether an error is a lost connection or a time-out: another rank may have caused it."""
     if isinstance(error, dist.DistError):
         return True

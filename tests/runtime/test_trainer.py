@@ -20,31 +20,38 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from rlplace.errors import InputError
+from rlplace.errors import InputError, RankFailedError
 from rlplace.graph.capture import capture
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
+from rlplace.runtime.checkpoint import Checkpoints
 from rlplace.runtime.options import Options
 from rlplace.runtime.trainer import Trainer
 from rlplace.runtime.validate import stand_in_cluster
 from rlplace.runtime.world import join
-from tests.runtime.test_trainer import CLIP, DATA, RAGGED, Net, halves, settings
+from tests.runtime.test_trainer import CLIP, DATA, OTHERS, RAGGED, Net, halves, settings
 
 loss = nn.MSELoss()
 graph = capture(Net(), (DATA[0][0],), loss=loss, targets=DATA[0][1])
-plan = uniform_plan(Instance(graph, stand_in_cluster(2), 8, precision="fp32"), pp=2)
+instance = Instance(graph, stand_in_cluster(2), 8, precision="fp32")
+plan = uniform_plan(instance, pp=2)
 world = join("cpu", 30)
 world.owned = False
 found = {}
 
 
 def trainer(**more):
-    more = {"options": Options(steps=4, warmup=1)} | more
-    return Trainer(plan, Net, loss=loss, graph=graph, world=world, **more)
+    more = {"options": Options(steps=4, warmup=1), "plan": plan} | more
+    return Trainer(model_fn=Net, loss=loss, graph=graph, world=world, **more)
+
+
+def losses(made, start, stop):
+    return [made.step(batch).loss for batch in DATA[start:stop]]
 
 
 class Stopper:
@@ -86,7 +93,49 @@ with trainer(callbacks=[listener], scheduler=torch.optim.lr_scheduler.ReduceLROn
     three.fit(DATA, 6)
     found["interrupted"] = [three.interrupted, listener.steps, listener.total, listener.ended]
 
+root, exact = f"{sys.argv[1]}/saved", {"scheduler": halves, "clip": CLIP, "groups": settings}
+with trainer(example=DATA[0], **exact) as saver:
+    fresh = saver.save(root)
+    before = losses(saver, 0, 2)
+    path = saver.save(root)
+    found["then"] = losses(saver, 2, 4)
+    saver.load(path)
+    found["restored"] = [saver.steps, losses(saver, 2, 4), saver.steps]
+    saver.load(fresh)
+    found["from the start"] = [before, losses(saver, 0, 2)]
+    saver.load(root)
+    found["newest"] = saver.steps
+for name, degrees in OTHERS.items():
+    with trainer(plan=uniform_plan(instance, **degrees), example=DATA[0], **exact) as other:
+        other.load(path)
+        found[name] = losses(other, 2, 4)
+        found[f"{name}, back"] = str(other.save(f"{root}-{name}"))
+with trainer(example=DATA[0], **exact) as back:
+    for name in OTHERS:
+        back.load(found[f"{name}, back"])
+        found[f"{name}, back"] = losses(back, 4, 6)
+    back.load(path)
+    found["on"] = losses(back, 2, 6)
+kept = Options(checkpoint=Checkpoints(f"{root}-kept", every=0, keep=2))
+with trainer(example=DATA[0], options=kept) as keeper:
+    for batch in DATA[:3]:
+        keeper.step(batch)
+        keeper.save()
+    keeper.step(DATA[3])
+    keeper.load()
+    found["kept"] = [keeper.steps, sorted(path.name for path in Path(f"{root}-kept").iterdir())]
+    (path.parent / "step-00000007").mkdir(exist_ok=True)
+    for name, place in {"damaged": "step-00000007", "no checkpoint": "nowhere"}.items():
+        try:
+            keeper.load(path.parent / place)
+        except (InputError, RankFailedError) as error:
+            found[name] = str(error)
+    found["after mistakes"] = keeper.step(DATA[4]).step
+
 for name, call in {
+    "no folder": lambda: trainer(example=DATA[0]).save(),
+    "no folder to load": lambda: trainer(example=DATA[0]).load(),
+    "too early": lambda: trainer().save(root),
     "empty": lambda: trainer().fit([]),
     "accumulate": lambda: trainer(accumulate=0),
     "pair": lambda: trainer().fit([DATA[0][0]]),
@@ -123,6 +172,8 @@ DATA = [
 #: Batches of 8, 3, 8 and 8 samples.
 RAGGED = [DATA[0], tuple(part[:3] for part in DATA[1]), *DATA[2:4]]
 CLIP = 0.3
+#: Other plans that take a checkpoint over, as degrees.
+OTHERS: dict[str, dict[str, int]] = {"tp2": {"tp": 2}, "ZeRO-3": {"zero": 3}, "dp2": {}}
 
 
 def settings(name: str, param: nn.Parameter) -> dict[str, float]:
@@ -228,9 +279,33 @@ def test_ctrl_c_on_one_rank_ends_all_after_one_step(found: list[dict[str, Any]])
         assert rank["interrupted"] == [True, [1, 2, 3], 6, True]
 
 
+def test_a_loop_of_ones_own_goes_back_to_what_it_saved(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["restored"] == [2, rank["then"], 4]
+        assert rank["from the start"][0] == rank["from the start"][1]
+        assert rank["newest"] == 2
+        assert rank["kept"] == [3, ["step-00000002", "step-00000003"]]
+        assert rank["after mistakes"] == 4
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_plan_goes_on_from_what_was_saved_and_back(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    for rank in found:
+        assert rank["on"][:2] == rank["then"]
+        assert rank[name] == pytest.approx(rank["then"], rel=1e-5)
+        assert rank[f"{name}, back"] == pytest.approx(rank["on"][2:], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("no folder", "path=None: give a folder"),
+        ("no folder to load", "path=None: give a folder"),
+        ("too early", "example=None"),
+        ("no checkpoint", "nowhere': is neither a checkpoint"),
+        ("damaged", "the checkpoint is damaged: manifest.json is missing"),
         ("empty", "data='empty': must yield a batch"),
         ("accumulate", "accumulate=0: must be at least 1"),
         ("pair", r"a batch is a pair \(inputs, targets\)"),

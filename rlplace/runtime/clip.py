@@ -17,7 +17,8 @@ _EPSILON = 1e-6
 def clip(own: Sequence[Tensor], every: Iterable[Tensor], max_norm: float, group: Any) -> float:
     """Scale gradients so that their global 2-norm is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_` on one process, but for the order of sums.
+    As `torch.nn.utils.clip_grad_norm_` on one process, but for the order of sums. Like there, an
+    infinite norm leaves zeros (and NaN where a gradient is infinite), and a norm of NaN only NaN.
 
     Args:
         own: Gradients that this rank counts: over all ranks of the group, each element once.
@@ -38,7 +39,7 @@ def clip(own: Sequence[Tensor], every: Iterable[Tensor], max_norm: float, group:
         dist.all_reduce(total, group=group)
     norm = float(total.sqrt())
     scale = max_norm / (norm + _EPSILON)
-    if scale < 1.0:
+    if not scale >= 1.0:  # also NaN
         for gradient in every:
             gradient.mul_(scale)
     return norm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Protocol
 
@@ -22,7 +21,8 @@ class StepReport:
         loss: Mean over all samples of the step, before its update.
         seconds: Of the slowest rank.
         lr: Learning rate of the first parameter group; nan where nothing is trained.
-        grad_norm: Global 2-norm of the gradients before clipping; None where they are not clipped.
+        grad_norm: Global 2-norm of the gradients before clipping, as it is: infinite or NaN where
+            they are; None where they are not clipped.
         samples: Samples of the step.
         tokens_per_s: Tokens a second, or samples where a sample is one item.
         memory: Peak bytes of this rank so far: of the GPU's allocator, or its resident set.
@@ -73,10 +73,11 @@ class Word:
 
 
 def exchange(world: World, own: Word) -> Word:
-    """The sum of the losses, and of all else the largest. Every rank calls this."""
+    """The sum of the losses, and of all else the largest, or NaN. Every rank calls this."""
     mine = torch.tensor(astuple(own), dtype=torch.float64, device=world.device)
     every = mine.new_empty(world.size * len(mine))
     dist.all_gather_single(every, mine)
-    rows: Sequence[Sequence[float]] = every.view(world.size, -1).tolist()
-    losses, *others = zip(*rows, strict=True)
-    return Word(math.fsum(losses), *map(max, others))
+    rows = every.view(world.size, -1)
+    losses: list[float] = rows[:, 0].tolist()
+    others: list[float] = rows[:, 1:].amax(0).tolist()
+    return Word(math.fsum(losses), *others)

@@ -376,7 +376,7 @@ class Trainer:
             said.loss,
             said.seconds,
             said.lr if math.isfinite(said.lr) else math.nan,
-            said.norm if math.isfinite(said.norm) else None,
+            said.norm if said.norm != -math.inf else None,
             samples,
             samples * self._tokens / said.seconds,
             self._notebook.peak(),

@@ -45,7 +45,11 @@ def graph_of(model: str) -> OpGraph:
 
 @functools.cache
 def expected(
-    model: str, runs: tuple[tuple[int, int], ...], steps: int, attention: str = "flash"
+    model: str,
+    runs: tuple[tuple[int, int], ...],
+    steps: int,
+    attention: str = "flash",
+    clip: float | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses, and gradients, weights and buffers after some steps, in float64.
 
@@ -54,6 +58,7 @@ def expected(
         runs: Rows of the batch that are taken at a time, one behind the other; to the last.
         steps: Steps; step i takes the data of seed i.
         attention: As in a plan.
+        clip: Largest norm of the gradients, which must be larger without.
     """
     name, args = MODELS[model]
     wanted = spec(name, **args)  # type: ignore[arg-type]  # a dict has one type of values
@@ -73,6 +78,8 @@ def expected(
                 loss = module(**part) * ((stop - start) / runs[-1][1])
                 loss.backward()
             total += float(loss.detach())
+        if clip is not None:
+            assert torch.nn.utils.clip_grad_norm_(module.parameters(), clip) > clip
         optimizer.step()
         losses.append(total)
     tensors = {f"weight/{key}": value.detach() for key, value in module.named_parameters()}

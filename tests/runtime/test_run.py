@@ -78,7 +78,7 @@ class Case:
     orders: str = ""
     shares: tuple[tuple[int, ...], ...] = ()
     rows: int = BATCH
-    options: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, float], ...] = ()
     exact: bool = False
     cp: tuple[int, ...] = ()
     layout: str = ""
@@ -170,6 +170,7 @@ class Case:
 #: One device a stage, and the stages of a V on them.
 PIPE, TURN = ((1, 1), (1, 1)), (0, 1, 1, 0)
 BUCKETS = (("bucket_bytes", 2000),)
+CLIP = (("clip", 0.1),)
 #: Some backwards have a part of their own for parameters, others have none.
 MIXED = """
 0F0 1F0 0F1 1F1 3F0 3B0 3F1 3B1 1B0 0B0 3W1 1B1 0B1 1W1 0W1 1W0
@@ -388,6 +389,23 @@ CASES = {
     "shares of the first": Case("gpt", ((2, 1), (2, 1)), 2, "zb-h1", shares=((3, 1), (2, 2))),
     "shares of the last": Case("t5", ((1, 1), (2, 1)), 1, shares=((), (5, 3))),
     "shares of three": Case("gpt", ((1, 1), (3, 1)), 1, shares=((), (5, 2, 1)), rows=7),
+    "clip, pp2": Case("llama", PIPE, 2, options=CLIP),
+    "clip, pp2 tied, zb-h1": Case("gpt", PIPE, 2, "zb-h1", options=CLIP),
+    "clip, tp2": Case("gpt", ((1, 2),), 2, options=CLIP),
+    "clip, tp2 sequence": Case("llama", ((1, 2),), layout="sequence", options=CLIP),
+    "clip, tp2 expert": Case("mixtral", ((1, 2),), layout="expert", options=CLIP),
+    "clip, cp2": Case("gpt", ((1, 1),), cp=(2,), options=CLIP),
+    "clip, cp2 x zero3": Case("llama", ((1, 1),), 2, cp=(2,), zero=3, options=CLIP),
+    "clip, frozen, pp2": Case("whisper", PIPE, 2, options=CLIP),
+    "clip, frozen, zero3": Case("whisper", ((2, 1),), zero=3, shard=2, options=CLIP),
+    "clip, zero 0 to 3 by turns": Case(
+        "gpt", ((2, 1),), 2, zero=(0, 1, 2, 3), shard=2, options=CLIP
+    ),
+    "clip, tp2 then zero3, tied": Case("gpt", ((1, 2), (2, 1)), 2, zero=3, shard=2, options=CLIP),
+    "clip, zero2, two replicas": Case("gpt", ((4, 1),), zero=2, shard=2, options=CLIP),
+    "clip, zero3, two replicas": Case("llama", ((4, 1),), zero=3, shard=2, options=CLIP),
+    "clip, zero3 x tp2": Case("llama", ((2, 2),), zero=3, shard=2, options=CLIP),
+    "clip, zero1 x pp2 tied": Case("gpt", ((2, 1), (2, 1)), 2, zero=1, shard=2, options=CLIP),
 }
 
 #: With dropout: all of them draw the masks of the first.
@@ -425,7 +443,8 @@ def test_equals_one_process(name: str) -> None:
     case = CASES[name]
     found = measured(case.start)[name]
     dp = case.meshes[-1][0]
-    losses, tensors = expected(case.model, case.runs(), STEPS)
+    clip = dict(case.options).get("clip")
+    losses, tensors = expected(case.model, case.runs(), STEPS, clip=clip)
     plan = case.plan()
     every = zip(lanes(plan), actions(plan), strict=True)
     wanted_orders = {d: format_orders([own]) for mesh, own in every for d in mesh.devices}

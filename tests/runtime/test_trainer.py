@@ -17,6 +17,7 @@ pytestmark = pytest.mark.dist
 
 SCRIPT = """
 import json
+import math
 import os
 import signal
 import sys
@@ -83,6 +84,16 @@ with trainer() as two:
 with trainer(clip=CLIP, groups=settings) as clipped:
     reports = clipped.fit(DATA)
     found["clipped"] = [[report.loss, report.grad_norm] for report in reports]
+
+for worst in (math.inf, math.nan):
+    inputs, targets = DATA[0][0], DATA[0][1].clone()
+    targets[0, 0] = worst
+    options = Options(steps=1, warmup=0, collect=True)
+    with trainer(example=DATA[0], clip=CLIP, options=options) as broken:
+        norm = broken.step((inputs, targets)).grad_norm
+        tensors = broken.measurement().tensors
+        broken_at = {name: int(one.isnan().sum()) for name, one in tensors.items()}
+        found[f"norm of {worst}"] = [str(norm), broken_at]
 
 with trainer(accumulate=2) as ragged:
     reports = ragged.fit(RAGGED)
@@ -241,6 +252,25 @@ def test_clipping_and_groups_are_those_of_one_process(found: list[dict[str, Any]
     for rank in found:
         for got, wanted in zip(rank["clipped"], expected, strict=True):
             assert got == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("worst", [float("inf"), float("nan")])
+def test_a_norm_that_is_not_finite_is_that_of_one_process(
+    found: list[dict[str, Any]], worst: float
+) -> None:
+    torch.manual_seed(0)
+    net, loss = Net(), nn.MSELoss()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    inputs, targets = DATA[0][0], DATA[0][1].clone()
+    targets[0, 0] = worst
+    torch.autograd.backward(loss(net(inputs), targets))
+    norm = nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+    optimizer.step()
+    wanted = {f"weight/{name}": int(p.isnan().sum()) for name, p in net.named_parameters()}
+    assert any(wanted.values())
+    for rank in found:
+        assert rank[f"norm of {worst}"][0] == str(float(norm))
+    assert {n: found[0][f"norm of {worst}"][1][n] for n in wanted} == wanted
 
 
 def test_every_sample_of_a_step_counts_the_same(found: list[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ is crossed by all tensors that are made before it and read behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -172,7 +172,7 @@ def _readings(graph: OpGraph, layouts: Mapping[int, Layout], tensor: str) -> set
     return found
 
 
-def specs(program: Program, nodes: list[fx.Node]) -> tuple[TensorSpec, ...]:
+def specs(program: Program, nodes: Sequence[fx.Node]) -> tuple[TensorSpec, ...]:
     """The tensors among some nodes.
 
     Raises:
@@ -191,38 +191,7 @@ def specs(program: Program, nodes: list[fx.Node]) -> tuple[TensorSpec, ...]:
     return tuple(found)
 
 
-def check_sorted(nodes: Iterable[fx.Node], border: int, earlier: Stage, later: Stage) -> None:
-    """Refuse rows in an order of all tokens of a rank, where the next stage's ranks have others.
-
-    A mixture of experts sorts its tokens by expert. Such rows cannot be told apart by sample.
-
-    Args:
-        nodes: What crosses the border.
-        border: Between stages `border` and `border` + 1.
-        earlier: The stage before it.
-        later: The stage behind it.
-
-    Raises:
-        InputError: If the meshes of the stages differ in shape and the order of a sort crosses.
-    """
-    one, other = (
-        (stage.mesh.dp, stage.mesh.cp, stage.mesh.tp, stage.shares) for stage in (earlier, later)
-    )
-    if one == other:
-        return
-    for node in nodes:
-        sorts = (source.target for source in node.all_input_nodes)
-        value = node.meta["val"]
-        rows = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else 0
-        if torch.ops.aten.sort.default in sorts and isinstance(rows, torch.SymInt):
-            rule = (
-                f"{node.name} sorts the tokens of a rank, so it cannot be cut between stages "
-                f"{border} and {border + 1}, whose meshes have another shape"
-            )
-            raise InputError("plan.stages", border, rule, "the same degrees and shares on both")
-
-
-def numbers(nodes: list[fx.Node]) -> dict[str, Size]:
+def numbers(nodes: Sequence[fx.Node]) -> dict[str, Size]:
     """The sizes among some nodes."""
     return {
         node.name: size_of(node.meta["val"], node.name)

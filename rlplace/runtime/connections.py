@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
+from rlplace.errors import InputError
 from rlplace.graph.program import Program
-from rlplace.graph.types import OpGraph
+from rlplace.graph.types import OpGraph, Shard
 from rlplace.plan.types import Plan
-from rlplace.runtime.boundary import borders, check_sorted, forms, specs, stage_of
+from rlplace.runtime.boundary import TensorSpec, forms, specs
+from rlplace.runtime.handover import Handover, handovers
 from rlplace.runtime.slices import Crossing, Side
 from rlplace.runtime.transfer import Channel
 from rlplace.runtime.world import World
@@ -35,20 +37,32 @@ def crossings(program: Program, graph: OpGraph, plan: Plan) -> list[tuple[Crossi
     Raises:
         InputError: If a tensor cannot cross a border.
     """
-    crossing = borders(program, stage_of(graph, plan), len(plan.stages))
-    held = forms(graph, plan, crossing)
+    every = handovers(program, graph, plan)
+    held = forms(graph, plan, [handover.nodes for handover in every])
     found = []
-    for index, nodes in enumerate(crossing):
-        tensors = specs(program, nodes)
+    for index, handover in enumerate(every):
+        tensors, names = specs(program, handover.nodes), handover.names
         earlier, later = (
             Side(plan.stages[at], tuple(held[at][spec.name] for spec in tensors))
             for at in (index, index + 1)
         )
-        check_sorted(nodes, index, earlier.stage, later.stage)
+        for side in (earlier, later):
+            _refuse_cut_rows(handover, tensors, side)
+        tensors = tuple(replace(spec, name=names[spec.name]) for spec in tensors)
         size = plan.micro_batch
         there = Crossing(tensors, earlier, later, size, backward=False)
         found.append((there, Crossing(tensors, later, earlier, size, backward=True)))
     return found
+
+
+def _refuse_cut_rows(handover: Handover, tensors: Sequence[TensorSpec], side: Side) -> None:
+    """Refuse rows that each rank of a tp axis has sorted for itself."""
+    for spec, form in zip(tensors, side.forms, strict=True):
+        moved = any(spec.name in sorting.rows for sorting in handover.sortings)
+        if moved and isinstance(form, Shard) and form.dim == 0:
+            rule = f"{spec.name} has the rows of a rank of tp, which other ranks do not have"
+            near = "layouts that sort all rows on every rank"
+            raise InputError("plan.stages.choices.layout", str(form), rule, near)
 
 
 def connections(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import torch
 
 from rlplace.errors import InputError
 from rlplace.graph.program import Piece, Program, extract, prologue_of
@@ -15,15 +13,9 @@ from rlplace.plan.orders import split_actions
 from rlplace.plan.schedules import actions
 from rlplace.plan.types import Plan
 from rlplace.runtime.aside import apart
-from rlplace.runtime.boundary import (
-    borders,
-    forms,
-    layouts_of,
-    needs_gradient,
-    numbers,
-    stage_of,
-)
+from rlplace.runtime.boundary import forms, layouts_of, needs_gradient, numbers
 from rlplace.runtime.draws import draws
+from rlplace.runtime.handover import Handover, Sorting, both_names, handovers
 from rlplace.runtime.local import Localized, LocalStates, localized
 from rlplace.runtime.loss_chunks import chunked
 from rlplace.runtime.parts import Conversion, Part, StageModule, Step
@@ -69,20 +61,20 @@ def split(
         device: Where the stage runs.
         axis: The tp or cp axis of its mesh, where that has more than one device.
     """
-    stage = plan.stages[index]
-    crossing = borders(program, stage_of(graph, plan), len(plan.stages))
-    arriving = crossing[index - 1] if index else []
-    gives = (
-        [node.name for node in crossing[index] if isinstance(node.meta["val"], torch.Tensor)]
-        if index + 1 < len(plan.stages)
-        else [program.outputs[0]]
-    )
-    form = forms(graph, plan, crossing)[index]
-    values = HeldValues(axis, {node.name: form.get(node.name, Replicate()) for node in arriving})
+    stage, every = plan.stages[index], handovers(program, graph, plan)
+    before = every[index - 1] if index else Handover(())
+    after = every[index] if index + 1 < len(plan.stages) else None
+    form = forms(graph, plan, [handover.nodes for handover in every])[index]
+    names = before.names
+    held = {names[n.name]: form.get(n.name, Replicate()) for n in before.nodes}
+    values = HeldValues(axis, held)
+    for sorting in before.sortings:
+        _add_moved(values, sorting.done(program, device), sorting, form, states)
     grads, layouts = needs_gradient(program), layouts_of(graph, stage)
+    leaving = {node.name for handover in every for node in handover.nodes}
     splits = any(at == index for at, _ in split_actions(actions(plan)))
     for group, choice in zip(graph.groups[stage.start : stage.stop], stage.choices, strict=True):
-        piece = protected(extract(program, group.ops, device=device))
+        piece = protected(_extracted(program, group.ops, leaving, device))
         if device == "cpu":
             piece = without_integer_histograms(piece)
         local = localized(piece, layouts[group.index], grads, program.prologue)
@@ -92,13 +84,38 @@ def split(
         if splits:
             apart(local.piece, program.trainable)
         values.add(local, part_of(piece, local, states, axis, group.index), choice.recompute)
-    last = {name: form.get(name, Replicate()) for name in gives}
-    names = {name: values.take(name, placement) for name, placement in last.items()}
+    for sorting in after.sortings if after is not None else ():
+        _add_moved(values, sorting.undone(program, device), sorting, form, states)
+    gives = {program.outputs[0]: program.outputs[0]} if after is None else after.tensors
+    last = {given: values.take(given, form.get(name, Replicate())) for name, given in gives.items()}
     steps = values.steps
     prologue = _prologue(program, [step for step, _ in steps], device)
     if prologue is not None:
         steps = [(part_of(prologue, Localized(prologue, {}), states), "none"), *steps]
-    return StageModule(regions(steps, set(names.values())), numbers(arriving), names)
+    return StageModule(regions(steps, set(last.values())), numbers(before.nodes), last)
+
+
+def _extracted(
+    program: Program, ops: Sequence[str], leaving: Collection[str], device: str
+) -> Piece:
+    """The piece of a group; it gives what crosses a border though no other group reads it, too."""
+    piece = extract(program, ops, device=device)
+    more = [op for op in ops if op in leaving and op not in piece.writes]
+    return extract(program, ops, (*piece.writes, *more), device) if more else piece
+
+
+def _add_moved(
+    values: HeldValues,
+    piece: Piece,
+    sorting: Sorting,
+    form: Mapping[str, Placement],
+    states: LocalStates,
+) -> None:
+    """Add what brings rows from one order into another; each row is held as it was."""
+    held = {name: form.get(row, Replicate()) for row in sorting.rows for name in both_names(row)}
+    writes = {name: held[name] for name in piece.writes if name in held}
+    local = Localized(piece, {}, held, writes)
+    values.add(local, part_of(piece, local, states), "none")
 
 
 class HeldValues:

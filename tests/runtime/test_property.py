@@ -41,7 +41,6 @@ WEIGHTS = {"float64": 1e-2, "float32": 1.0}
 #: All that ranks may refuse of what `check` accepts (docs/runtime.md).
 REFUSED = (
     "plan.stages.mesh.cp: the runtime executes no context parallelism beside tp",
-    "sorts the tokens of a rank",
     "plan.loss_chunks: ",
 )
 #: Share of the plans on 2, 3 and 4 ranks.

@@ -171,6 +171,8 @@ class Case:
 PIPE, TURN = ((1, 1), (1, 1)), (0, 1, 1, 0)
 BUCKETS = (("bucket_bytes", 2000),)
 CLIP = (("clip", 0.1),)
+#: Between the sort of the tokens and the second matmul of the experts.
+EXPERTS = (4 / 6,)
 #: Some backwards have a part of their own for parameters, others have none.
 MIXED = """
 0F0 1F0 0F1 1F1 3F0 3B0 3F1 3B1 1B0 0B0 3W1 1B1 0B1 1W1 0W1 1W0
@@ -348,6 +350,16 @@ CASES = {
         "llama", ((1, 2), (1, 2)), 2, recompute="full", layout="sequence"
     ),
     "pp2 x tp2 expert-sequence": Case("mixtral", ((1, 2), (1, 2)), 2, layout="expert-sequence"),
+    "experts cut, dp1 then dp2": Case("mixtral", ((1, 1), (2, 1)), 4, "zb-h1", cuts=EXPERTS),
+    "experts cut, dp2 then tp2, short": Case(
+        "mixtral", ((2, 1), (1, 2)), 2, cuts=EXPERTS, layout="sequence", rows=5
+    ),
+    "experts cut, cp2 then dp2": Case(
+        "mixtral", ((1, 1), (2, 1)), 2, recompute="full", cuts=EXPERTS, cp=(2, 1)
+    ),
+    "experts in a stage between, shares": Case(
+        "mixtral", ((2, 1), (1, 1), (1, 1)), 2, cuts=(3 / 6, 4 / 6), shares=((3, 1), (), ())
+    ),
     "pp2 x tp2 shard-through": Case("t5", ((1, 2), (1, 2)), 2, layout="shard-through"),
     "pp2 x cp2": Case("bert", ((1, 1), (1, 1)), 2, cp=(2, 2)),
     "pp2 x cp2, tied, ops": Case("gpt", ((1, 1), (1, 1)), 2, recompute="ops", cp=(2, 2)),

@@ -12,8 +12,8 @@ from rlplace.graph.capture import capture
 from rlplace.graph.library import build, spec
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.types import OpGraph
-from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
-from rlplace.plan.uniform import make_plan, uniform_plan
+from rlplace.plan.types import Instance, Plan
+from rlplace.plan.uniform import uniform_plan
 from rlplace.runtime.validate import stand_in_cluster, validate
 
 EXAMPLE = {"x": torch.zeros(2, 3)}
@@ -94,28 +94,3 @@ def test_a_model_without_a_scalar_loss_is_refused() -> None:
     instance = Instance(graph, stand_in_cluster(1), 4, precision="fp32")
     with pytest.raises(InputError, match="must be the mean loss, a scalar"):
         validate(uniform_plan(instance), graph, program, 1)
-
-
-def test_sorted_tokens_are_not_cut_between_meshes_of_another_shape() -> None:
-    name, args = "mixtral", {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 64}
-    args |= {"vocab": 96, "seq_len": 8}
-    graph = build(name, **args)  # type: ignore[arg-type]  # a dict has one type of values
-    model = spec(name, **args)
-    with torch.device("meta"):
-        module = model.make()
-    example = model.example(2)
-    assert isinstance(example, dict)
-    program = export_program(module, (), example)
-    cut = next(group.index for group in graph.groups if group.name.endswith("experts#2"))
-    choices = (GroupChoice(),) * len(graph.groups)
-    instance = Instance(graph, stand_in_cluster(4), 4, precision="fp32")
-
-    def split(dp: int, start: int) -> Plan:
-        first = Stage(0, start, Mesh((0, 1), 2), choices[:start])
-        second = Stage(start, len(choices), Mesh((2, 3)[:dp], dp), choices[start:])
-        return make_plan(instance, (first, second), 2, "1f1b")
-
-    validate(split(2, cut), graph, program, 4)
-    validate(split(1, cut + 1), graph, program, 4)
-    with pytest.raises(InputError, match="sorts the tokens of a rank"):
-        validate(split(1, cut), graph, program, 4)

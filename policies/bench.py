@@ -15,10 +15,11 @@ from rich.table import Table
 from rlplace.envs.builders.stagewise import StagewiseBuilder
 from rlplace.envs.instances import suite as make_suite
 from rlplace.plan.types import Instance
+from rlplace.planners.costing import Costing
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.grid import grid
-from rlplace.planners.portfolio import best_of, polished
-from rlplace.planners.types import Budget, Planner, PlannerResult
+from rlplace.planners.portfolio import polished
+from rlplace.planners.types import Budget, Planner, PlannerResult, joined
 from rlplace.policies.evaluate import Comparison, compare
 from rlplace.policies.numpy_net import NumpyNet
 from rlplace.policies.planner import RolloutConfig, policy_planner
@@ -103,9 +104,14 @@ def remembered(planner: Planner) -> Planner:
     """A planner that answers an instance once and repeats its answer, seconds included."""
     known: dict[int, tuple[Instance, PlannerResult]] = {}
 
-    def plan(instance: Instance, budget: Budget, rng: np.random.Generator) -> PlannerResult:
+    def plan(
+        instance: Instance,
+        budget: Budget,
+        rng: np.random.Generator,
+        costing: Costing | None = None,
+    ) -> PlannerResult:
         if id(instance) not in known:
-            known[id(instance)] = (instance, planner(instance, budget, rng))
+            known[id(instance)] = (instance, planner(instance, budget, rng, costing))
         return known[id(instance)][1]
 
     return plan
@@ -114,13 +120,14 @@ def remembered(planner: Planner) -> Planner:
 def then_polish(planners: list[Planner], steps: int) -> Planner:
     """The best of some planners, annealed; its seconds are those of all of them."""
 
-    def plan(instance: Instance, budget: Budget, rng: np.random.Generator) -> PlannerResult:
-        results = [planner(instance, budget, rng) for planner in planners]
-        best = polished(instance, best_of(results), steps, rng)
-        others = sum(result.seconds for result in results) - best_of(results).seconds
-        return PlannerResult(
-            best.plan, best.estimate, best.planner, best.evaluations, best.seconds + others
-        )
+    def plan(
+        instance: Instance,
+        budget: Budget,
+        rng: np.random.Generator,
+        costing: Costing | None = None,
+    ) -> PlannerResult:
+        results = [planner(instance, budget, rng, costing) for planner in planners]
+        return polished(instance, joined(results), Budget(evaluations=steps), rng, costing)
 
     return plan
 

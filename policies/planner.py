@@ -16,10 +16,10 @@ import numpy as np
 
 from rlplace.envs.types import Builder, FloatArray
 from rlplace.plan.types import Instance
+from rlplace.planners.costing import Costing
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, Planner, PlannerResult
 from rlplace.policies.types import ScoreNetwork
-from rlplace.simulate.estimate import Estimator
 
 Path = tuple[int, ...]
 
@@ -154,8 +154,13 @@ def policy_planner(
     """
     chosen = config or RolloutConfig()
 
-    def plan(instance: Instance, budget: Budget, rng: np.random.Generator) -> PlannerResult:
-        search = Search(name, instance, budget, Estimator(instance))
+    def plan(
+        instance: Instance,
+        budget: Budget,
+        rng: np.random.Generator,
+        costing: Costing | None = None,
+    ) -> PlannerResult:
+        search = Search(name, costing or Costing(instance), budget)
         rollouts = Rollouts(net, builder, instance, rng)
         for paths in proposals(rollouts, chosen):
             for path in paths:

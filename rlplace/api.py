@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplace.cost.analytic import AnalyticCost
 from rlplace.errors import InfeasibleError
 from rlplace.graph import library
 from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.anneal import anneal
+from rlplace.planners.costing import Costing
 from rlplace.planners.data_parallel import data_parallel
 from rlplace.planners.grid import grid
 from rlplace.planners.meshes import refuse_shapeless
-from rlplace.planners.portfolio import best_of
 from rlplace.planners.remedies import shortage, smallest_changes
-from rlplace.planners.stage_solver import StageSolver
-from rlplace.planners.types import Budget, Planner, PlannerResult
+from rlplace.planners.types import Budget, Planner, PlannerResult, best_of
 from rlplace.planners.zero3 import zero3
 from rlplace.resources import resource
 from rlplace.simulate.bound import bound
-from rlplace.simulate.estimate import Estimator, estimate
+from rlplace.simulate.estimate import estimate
 from rlplace.simulate.types import Estimate
 
 if TYPE_CHECKING:
@@ -106,21 +104,19 @@ def place(
     if instance.tp_degrees is not None:
         refuse_shapeless(instance)
     rng = np.random.default_rng(seed)
-    cost = AnalyticCost()  # shared, so that groups are costed once
-    estimator = Estimator(instance, cost)
+    costing = Costing(instance)
     found: dict[str, PlannerResult] = {}
     found["policy"] = shipped_policy(policy)(
         instance, Budget(seconds=_POLICY_SHARE * time_limit), rng
     )
     for name, heuristic in (("data_parallel", data_parallel), ("zero3", zero3), ("grid", grid)):
         left = _GRID_SHARE * time_limit - (time.perf_counter() - started)
-        found[name] = heuristic(instance, Budget(seconds=max(left, 0.02)), rng, estimator)
+        found[name] = heuristic(instance, Budget(seconds=max(left, 0.02)), rng, costing)
     best = best_of(list(found.values()))
     start = best.plan or best.overfull
     if start is not None:
         left = max(time_limit - (time.perf_counter() - started), 0.02)
-        solver = StageSolver(instance, cost)
-        better = anneal(instance, Budget(seconds=left), rng, start, estimator, solver)
+        better = anneal(instance, Budget(seconds=left), rng, start, costing)
         name = f"{best.planner}+anneal"
         found[name] = replace(better, planner=name)
         best = best_of([best, found[name]])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 from rich.console import Console
 
+from rlplace.commands.bench import bench
 from rlplace.commands.launch import show_launch
 from rlplace.commands.run import run
 from rlplace.errors import InfeasibleError, RlplaceError
@@ -316,6 +317,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "calibrate": calibrate,
     "train": train,
     "eval": evaluate,
+    "bench": bench,
 }
 
 

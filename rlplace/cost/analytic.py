@@ -179,6 +179,16 @@ class AnalyticCost:
             self._transfers[key] = _transfer(self, instance.cluster, source, target, size, parts)
         return self._transfers[key]
 
+    def looks(self, instance: Instance, mesh: Mesh) -> MeshView:
+        """See `rlplace.cost.types.CostModel.looks`."""
+        return self.view(instance.cluster, mesh)
+
+    def knows(
+        self, instance: Instance, structure: Structure, choice: GroupChoice, mesh: Mesh
+    ) -> bool:
+        """See `rlplace.cost.types.CostModel.knows`."""
+        return True
+
 
 def _transfer(
     cost: AnalyticCost, cluster: Cluster, source: Mesh, target: Mesh, size: float, parts: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,4 +86,14 @@ class CostModel(Protocol):
             floats: Float elements of the whole micro-batch, over all replicas.
             other: Bytes of other dtypes.
         """
+        ...
+
+    def looks(self, instance: Instance, mesh: Mesh) -> Hashable:
+        """All that `group` depends on of a mesh: equal for those on which all groups cost alike."""
+        ...
+
+    def knows(
+        self, instance: Instance, structure: Structure, choice: GroupChoice, mesh: Mesh
+    ) -> bool:
+        """Whether `group` has an answer; a formula has, a profile where it was measured."""
         ...

@@ -6,9 +6,8 @@ size, without launches, and a group of `chain` does exactly the FLOPs that it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, product
 from math import isqrt
 
 import numpy as np
@@ -169,49 +168,6 @@ def random_plan(instance: Instance, rng: np.random.Generator) -> Plan:
         made.append(Stage(span.start, span.stop, mesh, choices))
     schedule = str(rng.choice(("1f1b", "gpipe")))
     return make_plan(instance, tuple(made), count, schedule)
-
-
-def all_plans(instance: Instance, schedule: str = "1f1b") -> Iterator[Plan]:
-    """Every legal plan with tp groups in rank order; for tiny instances only."""
-    groups, devices = len(instance.graph.groups), len(instance.cluster.devices)
-    for count in legal_micro_batches(instance.global_batch, 1):
-        for stages in range(1, min(groups, devices) + 1):
-            for cuts in combinations(range(1, groups), stages - 1):
-                spans = [*pairwise((0, *cuts, groups))]
-                # Device d works for stage owner[d], or for none.
-                for owner in product(range(stages + 1), repeat=devices):
-                    parts = [
-                        tuple(d for d in range(devices) if owner[d] == s) for s in range(stages)
-                    ]
-                    options = [
-                        list(_all_stages(instance, span, part, count))
-                        for span, part in zip(spans, parts, strict=True)
-                    ]
-                    for chosen in product(*options):
-                        yield make_plan(instance, chosen, count, schedule)
-
-
-def _all_stages(
-    instance: Instance, span: tuple[int, int], devices: tuple[int, ...], count: int
-) -> Iterator[Stage]:
-    """Every shape of the devices, and every choice of every group."""
-    graph, size = instance.graph, len(devices)
-    described = [instance.cluster.devices[device] for device in devices]
-    for tp in (degree for degree in range(1, size + 1) if size % degree == 0):
-        kinds = [{d.kind for d in described[at : at + tp]} for at in range(0, size, tp)]
-        if (instance.global_batch // count) % (size // tp) or any(len(own) > 1 for own in kinds):
-            continue
-        options = [
-            [
-                GroupChoice(layout.name, zero, recompute)  # type: ignore[arg-type]
-                for layout in graph.structure(group).layouts_at(tp)
-                for zero in (instance.zero_levels if size > tp else (0,))
-                for recompute in instance.recompute_options(graph.structure(group).work)
-            ]
-            for group in range(*span)
-        ]
-        for choices in product(*options):
-            yield Stage(*span, Mesh(devices, 1, size // tp, 1, tp), choices)
 
 
 def _random_mesh(

@@ -15,16 +15,16 @@ from math import exp
 
 import numpy as np
 
-from rlplace.cost.analytic import AnalyticCost
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.schedules import in_flight, owners
 from rlplace.plan.tied import settle
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
+from rlplace.planners.costing import Costing
+from rlplace.planners.grid import grid
 from rlplace.planners.meshes import mesh_shapes
 from rlplace.planners.search import Search, objective
 from rlplace.planners.stage_solver import StageSolver
-from rlplace.planners.types import Budget, PlannerResult
-from rlplace.simulate.estimate import Estimator
+from rlplace.planners.types import Budget, PlannerResult, joined
 
 Move = Callable[["Neighbours", Plan], Plan | None]
 
@@ -33,6 +33,24 @@ _COOLING = 1 / 60
 #: Draws an evaluation at most (where no move is possible none leads to one), and evaluations.
 _DRAWS = 4
 _MOST = 1_000_000
+#: Of `annealing`: uniform plans, and evaluations where the budget does not say.
+_FIRST, _STEPS = 40, 20_000
+
+
+def annealing(
+    instance: Instance, budget: Budget, rng: np.random.Generator, costing: Costing | None = None
+) -> PlannerResult:
+    """The best of a few uniform plans, annealed for what is left of the budget."""
+    costing = costing or Costing(instance)
+    few = min(_FIRST, max(1, budget.evaluations // 4))
+    first = grid(instance, replace(budget, evaluations=few), rng, costing)
+    start = first.plan or first.overfull
+    left = budget.after(first)
+    if start is None or not left.evaluations:
+        return replace(first, planner="anneal")
+    steps = min(left.evaluations, _STEPS)
+    better = anneal(instance, replace(left, evaluations=steps), rng, start, costing)
+    return replace(joined([first, better]), planner="anneal")
 
 
 def anneal(
@@ -40,16 +58,14 @@ def anneal(
     budget: Budget,
     rng: np.random.Generator,
     start: Plan,
-    estimator: Estimator | None = None,
-    solver: StageSolver | None = None,
+    costing: Costing | None = None,
 ) -> PlannerResult:
     """Improve `start` for as many evaluations (or seconds) as the budget has.
 
     The result is never worse than `start`.
     """
-    cost = AnalyticCost()
-    search = Search("anneal", instance, budget, estimator or Estimator(instance, cost))
-    neighbours = Neighbours(instance, solver or StageSolver(instance, cost), rng)
+    search = Search("anneal", costing or Costing(instance), budget)
+    neighbours = Neighbours(instance, search.costing.solver, rng)
     current, value = start, objective(instance, search.offer(start))
     for _ in range(_DRAWS * min(budget.evaluations, _MOST)):
         if search.stopped:
@@ -102,7 +118,7 @@ class Neighbours:
         count = count or plan.micro_batches
         if any((self._instance.global_batch // count) % mesh.dp for _, _, mesh in parts):
             return None
-        if not _disjoint(parts):
+        if not _disjoint(parts) or not all(self._solver.usable(mesh) for _, _, mesh in parts):
             return None
         same = count == plan.micro_batches and len(parts) == len(plan.stages)
         known = {(s.start, s.stop, s.mesh): s for s in plan.stages} if same else {}

@@ -9,23 +9,23 @@ import numpy as np
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
+from rlplace.planners.costing import Costing
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, PlannerResult
-from rlplace.simulate.estimate import Estimator
 
 
 def data_parallel(
-    instance: Instance, budget: Budget, rng: np.random.Generator, estimator: Estimator | None = None
+    instance: Instance, budget: Budget, rng: np.random.Generator, costing: Costing | None = None
 ) -> PlannerResult:
     """The best micro-batch count for ZeRO-0 over as many devices as divide the global batch."""
-    return replicas_only("data_parallel", instance, budget, zero=0, estimator=estimator)
+    return replicas_only("data_parallel", instance, budget, zero=0, costing=costing)
 
 
 def replicas_only(
-    name: str, instance: Instance, budget: Budget, *, zero: int, estimator: Estimator | None
+    name: str, instance: Instance, budget: Budget, *, zero: int, costing: Costing | None
 ) -> PlannerResult:
     """Plans of one stage without tensor parallelism at one ZeRO level, all micro-batch counts."""
-    search = Search(name, instance, budget, estimator or Estimator(instance))
+    search = Search(name, costing or Costing(instance), budget)
     if 1 not in instance.offered_tp or (zero and zero not in instance.zero_levels):
         return search.result()
     devices = len(instance.cluster.devices)

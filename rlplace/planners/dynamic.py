@@ -21,16 +21,14 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.cost.analytic import AnalyticCost
-from rlplace.cost.collectives import point_to_point
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import even_cuts, make_plan
+from rlplace.planners.costing import Costing
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
 from rlplace.planners.search import Search
 from rlplace.planners.stage_solver import StageRow, StageSolver
 from rlplace.planners.types import Budget, PlannerResult
-from rlplace.simulate.estimate import Estimator
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -46,14 +44,11 @@ def dynamic(
     instance: Instance,
     budget: Budget,
     rng: np.random.Generator,
-    estimator: Estimator | None = None,
-    solver: StageSolver | None = None,
+    costing: Costing | None = None,
 ) -> PlannerResult:
     """The best plan of the dynamic program over all micro-batch counts and island orders."""
-    cost = AnalyticCost()
-    estimator = estimator or Estimator(instance, cost)
-    solver = solver or StageSolver(instance, cost)
-    search = Search("dynamic", instance, budget, estimator)
+    search = Search("dynamic", costing or Costing(instance), budget)
+    solver = search.costing.solver
     for order in device_orders(instance):
         for count in micro_batch_counts(instance):
             if search.stopped:
@@ -125,8 +120,9 @@ def _tables(
     places: list[tuple[int, int]] = []
     for start, stop in runs(instance, order):
         for mesh in mesh_shapes(instance, order[start:stop], micro_batch):
-            meshes.append(mesh)
-            places.append((start, stop))
+            if solver.usable(mesh):
+                meshes.append(mesh)
+                places.append((start, stop))
     if not meshes:
         return None
     cuts = even_cuts(instance, _CUTS)
@@ -144,7 +140,7 @@ def _tables(
     index_of = {number: index for index, number in enumerate(of_class)}
     kind = np.array([index_of[number] for number in numbers], np.int64)
     first, last = np.array(places, np.int64).T
-    transfer = _transfers(instance, order, cuts, micro_batch)
+    transfer = _transfers(solver, order, cuts, micro_batch)
     return _Tables(tuple(meshes), cuts, seconds, tail, kind, first, last, transfer)
 
 
@@ -159,15 +155,16 @@ def _rows(solver: StageSolver, stop: int, mesh: Mesh, count: int, depth: int) ->
         yield solver.row(stop, mesh, count, min(count, k + 1))
 
 
-def _transfers(instance: Instance, order: tuple[int, ...], cuts: Ints, micro_batch: int) -> Floats:
+def _transfers(solver: StageSolver, order: tuple[int, ...], cuts: Ints, micro_batch: int) -> Floats:
     """Seconds (there and back) over the border before each position, by cut; one stream."""
+    instance = solver.instance
     found = np.zeros((len(order) + 1, len(cuts)))
     for position in range(1, len(order)):
-        pair = (order[position - 1 : position], order[position : position + 1])
+        pair = (Mesh(order[position - 1 : position]), Mesh(order[position : position + 1]))
         for index, cut in enumerate(cuts):
             floats, other = instance.graph.crossings[cut]
-            size = floats(micro_batch) * instance.bytes.activation + other(micro_batch)
-            found[position, index] = 2 * point_to_point(instance.cluster, *pair, size)
+            size = (floats(micro_batch), other(micro_batch))
+            found[position, index] = 2 * solver.cost.transfer(instance, *pair, *size)
     return found
 
 

@@ -14,19 +14,19 @@ import numpy as np
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import balanced_cuts, uniform_plan
+from rlplace.planners.costing import Costing
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, PlannerResult
-from rlplace.simulate.estimate import Estimator
 
 #: At most so many micro-batch counts are tried for each shape.
 _COUNTS = 6
 
 
 def grid(
-    instance: Instance, budget: Budget, rng: np.random.Generator, estimator: Estimator | None = None
+    instance: Instance, budget: Budget, rng: np.random.Generator, costing: Costing | None = None
 ) -> PlannerResult:
     """The best uniform plan."""
-    search = Search("grid", instance, budget, estimator or Estimator(instance))
+    search = Search("grid", costing or Costing(instance), budget)
     cuts = lru_cache(maxsize=None)(lambda pp: balanced_cuts(instance, pp))
     for pp, tp, dp in shapes(instance):
         zeros = instance.zero_levels if dp > 1 else (0,)

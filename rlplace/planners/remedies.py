@@ -142,5 +142,5 @@ def _fit(instance: Instance, seconds: float, changes: dict[str, Any]) -> Plan | 
     except InputError:  # a device kind that lacks the dtype
         return None
     budget, rng = Budget(seconds=seconds / 8), np.random.default_rng(0)
-    lean = replicas_only("zero3", changed, budget, zero=3, estimator=None)
+    lean = replicas_only("zero3", changed, budget, zero=3, costing=None)
     return lean.plan or grid(changed, budget, rng).plan

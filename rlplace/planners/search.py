@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import log
 
 from rlplace.plan.types import Instance, Plan
+from rlplace.planners.costing import Costing
 from rlplace.planners.types import Budget, PlannerResult
-from rlplace.simulate.estimate import Estimator
 from rlplace.simulate.types import Estimate
 
 
@@ -18,27 +18,25 @@ class Search:
 
     Args:
         name: Name of the planner.
-        instance: The question.
+        costing: Of the instance.
         budget: What it may spend.
-        estimator: Shared by the parts of a search, so that stages are costed once.
     """
 
     name: str
-    instance: Instance
+    costing: Costing
     budget: Budget
-    estimator: Estimator
     best: tuple[Plan, Estimate] | None = None
     overfull: tuple[Plan, Estimate] | None = None
     _started: float = field(default_factory=time.perf_counter)
     _curve: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._spent_before = self.estimator.evaluations
+        self._spent_before = self.costing.estimator.evaluations
 
     @property
     def evaluations(self) -> int:
         """Plans estimated by this search."""
-        return self.estimator.evaluations - self._spent_before
+        return self.costing.estimator.evaluations - self._spent_before
 
     @property
     def stopped(self) -> str | None:
@@ -56,20 +54,25 @@ class Search:
 
     def offer(self, plan: Plan) -> Estimate:
         """Estimate a legal plan and remember it if it is the best so far."""
-        estimate = self.estimator.estimate(plan)
+        estimate = self.costing.estimator.estimate(plan)
         if not estimate.feasible:
-            over = overflow(self.instance, estimate)
-            if self.overfull is None or over < overflow(self.instance, self.overfull[1]):
+            instance = self.costing.instance
+            over = overflow(instance, estimate)
+            if self.overfull is None or over < overflow(instance, self.overfull[1]):
                 self.overfull = (plan, estimate)
         elif self.best is None or estimate.step_time < self.best[1].step_time:
             self.best = (plan, estimate)
-            self._curve.append((time.perf_counter() - self._started, estimate.step_time))
+            seconds = time.perf_counter() - self._started
+            self._curve.append((seconds, estimate.step_time))
+            if self.budget.told is not None:
+                self.budget.told(plan, estimate, seconds)
         return estimate
 
     def result(self) -> PlannerResult:
         """What was found so far."""
         plan, estimate = self.best or (None, self.overfull[1] if self.overfull else None)
         missed = self.overfull if plan is None else None
+        devices = range(len(self.costing.instance.cluster.devices))
         return PlannerResult(
             plan=plan,
             estimate=estimate,
@@ -79,7 +82,8 @@ class Search:
             stopped=self.stopped or "done",
             curve=tuple(self._curve),
             overfull=missed[0] if missed else None,
-            overflow=overflow(self.instance, missed[1]) if missed else 0.0,
+            overflow=overflow(self.costing.instance, missed[1]) if missed else 0.0,
+            idle=tuple(d for d in devices if plan is not None and d not in set(plan.devices)),
         )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlplace.cost.analytic import AnalyticCost
-from rlplace.cost.types import GroupCost
+from rlplace.cost.types import CostModel, GroupCost
 from rlplace.plan.types import GroupChoice, Instance, Mesh
 from rlplace.simulate.stages import boundaries, boundary_bytes, tied_states
 
@@ -96,7 +96,7 @@ class StageSolver:
     """
 
     instance: Instance
-    cost: AnalyticCost = field(default_factory=AnalyticCost)
+    cost: CostModel = field(default_factory=AnalyticCost)
     _classes: dict[Mesh, int] = field(default_factory=dict)
     _limits: dict[Mesh, float] = field(default_factory=dict)
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -138,18 +138,26 @@ class StageSolver:
         size = self.instance.global_batch / micro_batches
         return self.cost.transfer(self.instance, source, target, floats(size), other(size))
 
+    def usable(self, mesh: Mesh) -> bool:
+        """Whether every group has a choice on a mesh of which the cost is known."""
+        return all(
+            self.options(index, mesh) for index in range(len(self.instance.graph.structures))
+        )
+
     def options(self, structure: int, mesh: Mesh) -> tuple[GroupChoice, ...]:
-        """The choices that a group of this structure has on a mesh."""
+        """The choices of which the cost is known that a group of this structure has on a mesh."""
         described = self.instance.graph.structures[structure]
         layouts = described.layouts_at(mesh.tp)
         levels = self.instance.zero_levels if mesh.dp_shard > 1 else (0,)
-        return tuple(
+        offered = (
             GroupChoice(layout.name, zero, recompute, offload)  # type: ignore[arg-type]  # a mode
             for layout in layouts
             for zero in levels
             for recompute in self.instance.recompute_options(described.work)
             for offload in self.instance.offered_offload
         )
+        knows = self.cost.knows
+        return tuple(one for one in offered if knows(self.instance, described, one, mesh))
 
     @cached_property
     def reads(self) -> tuple[tuple[float, float, float, float], ...]:
@@ -159,7 +167,7 @@ class StageSolver:
     def mesh_class(self, mesh: Mesh) -> int:
         """A number that is equal for meshes on which every stage costs the same."""
         if mesh not in self._classes:
-            looks = self.cost.view(self.instance.cluster, mesh)
+            looks = self.cost.looks(self.instance, mesh)
             number = self._numbers.setdefault((looks, self._limit(mesh)), len(self._numbers))
             self._classes[mesh] = number
         return self._classes[mesh]

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from rlplace.plan.types import Instance, Plan
+from rlplace.planners.costing import Costing
 from rlplace.simulate.types import Estimate
+
+#: Told of each improvement: the plan, its estimate, and the seconds since the search began.
+Listener = Callable[[Plan, Estimate, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a planner may search; whatever runs out first ends it."""
+    """How long a planner may search; whatever runs out first ends it.
+
+    Args:
+        seconds: Wall seconds.
+        evaluations: Plans that are estimated.
+        told: Told of each improvement, so that a search that is killed has not searched for
+            nothing. A planner that runs several searches may tell of a plan that is worse than an
+            earlier one.
+    """
 
     seconds: float = float("inf")
     evaluations: int = 1_000_000_000
+    told: Listener | None = field(default=None, compare=False)
 
     def deadline(self) -> float:
         """The `time.perf_counter` value at which the seconds run out."""
@@ -25,8 +39,10 @@ class Budget:
 
     def after(self, result: PlannerResult) -> Budget:
         """What is left of the budget after a search."""
-        return Budget(
-            max(0.0, self.seconds - result.seconds), max(0, self.evaluations - result.evaluations)
+        return replace(
+            self,
+            seconds=max(0.0, self.seconds - result.seconds),
+            evaluations=max(0, self.evaluations - result.evaluations),
         )
 
 
@@ -44,6 +60,7 @@ class PlannerResult:
         curve: (seconds, step time) at each improvement.
         overfull: The least overfull plan, where none fits.
         overflow: How far its fullest device is over the limit, as a share of the limit.
+        idle: Devices of the cluster that the plan does not use.
     """
 
     plan: Plan | None
@@ -55,13 +72,56 @@ class PlannerResult:
     curve: tuple[tuple[float, float], ...] = field(default_factory=tuple)
     overfull: Plan | None = None
     overflow: float = 0.0
+    idle: tuple[int, ...] = ()
+
+
+def best_of(results: Sequence[PlannerResult]) -> PlannerResult:
+    """The feasible result with the least step time; the least overfull one if none fits."""
+    return min(
+        results,
+        key=lambda r: (
+            r.plan is None,
+            r.overflow if r.estimate is not None else float("inf"),
+            r.estimate.step_time if r.estimate is not None else float("inf"),
+        ),
+    )
+
+
+def joined(results: Sequence[PlannerResult]) -> PlannerResult:
+    """Searches of one instance, one after the other, as one: the best plan, and what all spent."""
+    curve: list[tuple[float, float]] = []
+    before = 0.0
+    for result in results:
+        for seconds, step_time in result.curve:
+            if not curve or step_time < curve[-1][1]:
+                curve.append((before + seconds, step_time))
+        before += result.seconds
+    return replace(
+        best_of(results),
+        evaluations=sum(result.evaluations for result in results),
+        seconds=before,
+        stopped=results[-1].stopped,
+        curve=tuple(curve),
+    )
 
 
 class Planner(Protocol):
     """Anything that turns an instance into a plan."""
 
     def __call__(
-        self, instance: Instance, budget: Budget, rng: np.random.Generator
+        self,
+        instance: Instance,
+        budget: Budget,
+        rng: np.random.Generator,
+        costing: Costing | None = None,
     ) -> PlannerResult:
-        """The best plan within the budget; same seed, same plan."""
+        """The best plan within the budget; same seed, same plan.
+
+        Args:
+            instance: The question.
+            budget: What the search may spend.
+            rng: The source of all randomness.
+            costing: How its plans are costed, where that is shared with another search or not the
+                default; it is of the same instance.
+        """
         ...

@@ -14,25 +14,13 @@ from rlplace.plan.check import check
 from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
-from rlplace.planners.anneal import anneal
-from rlplace.planners.portfolio import PLANNERS, portfolio
-from rlplace.planners.types import Budget, Planner, PlannerResult
+from rlplace.planners.registry import PLANNERS
+from rlplace.planners.types import Budget, PlannerResult
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import estimate
 
 _FAST, _SLOW = round_kind("fast", overlap=0.9), round_kind("slow", 0.3, memory=20e9)
 
-
-def _anneal(instance: Instance, budget: Budget, rng: np.random.Generator) -> PlannerResult:
-    """Annealing from one device, which is legal everywhere."""
-    return anneal(instance, budget, rng, uniform_plan(instance, devices=(0,)))
-
-
-def _portfolio(instance: Instance, budget: Budget, rng: np.random.Generator) -> PlannerResult:
-    return portfolio(instance, budget, rng, steps=100)
-
-
-_ALL: dict[str, Planner] = {**PLANNERS, "anneal": _anneal, "portfolio": _portfolio}
 
 _CLUSTERS: dict[str, Cluster] = {
     "1": cluster([[_FAST]]),
@@ -53,10 +41,10 @@ def _instance(name: str) -> Instance:
 def _plan(
     planner: str, instance: Instance, evaluations: int = 300, seconds: float = float("inf")
 ) -> PlannerResult:
-    return _ALL[planner](instance, Budget(seconds, evaluations), np.random.default_rng(3))
+    return PLANNERS[planner](instance, Budget(seconds, evaluations), np.random.default_rng(3))
 
 
-@pytest.mark.parametrize("planner", _ALL)
+@pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("name", _CLUSTERS)
 def test_the_plan_is_legal_and_worth_what_is_said(planner: str, name: str) -> None:
     instance = _instance(name)
@@ -77,9 +65,22 @@ def test_the_plan_is_legal_and_worth_what_is_said(planner: str, name: str) -> No
     times = [time for _, time in result.curve]
     assert all(a > b for a, b in pairwise(times)), "each point is an improvement"
     assert times[-1] == again.step_time
+    assert result.idle == tuple(d for d in range(len(instance.cluster.devices)) if d not in devices)
 
 
-@pytest.mark.parametrize("planner", _ALL)
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_improvement_is_told_as_it_is_found(planner: str) -> None:
+    """So that a search that is killed at any moment leaves its best so far."""
+    instance, told = _instance("mixed"), []
+    budget = Budget(evaluations=120, told=lambda plan, found, at: told.append((plan, found, at)))
+    result = PLANNERS[planner](instance, budget, np.random.default_rng(3))
+    best = min(told, key=lambda one: one[1].step_time)
+    assert best[0] == result.plan
+    assert best[1] == result.estimate
+    assert {time for _, time in result.curve} <= {found.step_time for _, found, _ in told}
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
 def test_the_same_seed_gives_the_same_plan(planner: str) -> None:
     instance = _instance("mixed")
     first, second = _plan(planner, instance), _plan(planner, instance)
@@ -87,7 +88,7 @@ def test_the_same_seed_gives_the_same_plan(planner: str) -> None:
     assert first.evaluations == second.evaluations
 
 
-@pytest.mark.parametrize("planner", _ALL)
+@pytest.mark.parametrize("planner", PLANNERS)
 @pytest.mark.parametrize("name", ["1", "12", "mixed"])
 def test_one_evaluation_is_an_answer(planner: str, name: str) -> None:
     result = _plan(planner, _instance(name), evaluations=1)
@@ -96,7 +97,7 @@ def test_one_evaluation_is_an_answer(planner: str, name: str) -> None:
     assert result.stopped == "evaluations"
 
 
-@pytest.mark.parametrize("planner", _ALL)
+@pytest.mark.parametrize("planner", PLANNERS)
 def test_little_time_is_an_answer(planner: str) -> None:
     instance = _instance("mixed")
     _plan(planner, instance, evaluations=20)  # compile first
@@ -105,7 +106,7 @@ def test_little_time_is_an_answer(planner: str) -> None:
     assert result.stopped in ("seconds", "done")
 
 
-@pytest.mark.parametrize("planner", _ALL)
+@pytest.mark.parametrize("planner", PLANNERS)
 def test_more_evaluations_are_never_worse(planner: str) -> None:
     instance = _instance("mixed nodes")
     times = []
@@ -139,7 +140,7 @@ def test_the_memory_limit_is_kept(planner: str) -> None:
     check(instance, result.plan)
 
 
-@pytest.mark.parametrize("planner", _ALL)
+@pytest.mark.parametrize("planner", PLANNERS)
 def test_where_nothing_fits_the_least_overfull_plan_is_told(planner: str) -> None:
     instance = _tight(0.01)
     result = _plan(planner, instance, evaluations=50)

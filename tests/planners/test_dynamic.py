@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from rlplace.cluster.types import Link
-from rlplace.plan.testing import all_plans, chain, cluster, round_kind, transformer
+from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance
 from rlplace.planners.dynamic import dynamic, micro_batch_counts
+from rlplace.planners.exhaustive import all_plans
 from rlplace.planners.types import Budget
 from rlplace.simulate.estimate import Estimator
 

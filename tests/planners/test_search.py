@@ -8,10 +8,10 @@ import pytest
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
-from rlplace.planners.portfolio import best_of, polished
+from rlplace.planners.costing import Costing
+from rlplace.planners.portfolio import polished
 from rlplace.planners.search import Search, objective, overflow
-from rlplace.planners.types import Budget, PlannerResult
-from rlplace.simulate.estimate import Estimator
+from rlplace.planners.types import Budget, PlannerResult, best_of
 
 #: The whole model's states take 64 MB: too much for the small device, not for the large one.
 _GRAPH = chain([1e9] * 4, floats=1e3, params=10**6)
@@ -23,7 +23,7 @@ _BOTH = uniform_plan(_INSTANCE, pp=2, cuts=(1,))
 
 
 def _search(budget: Budget | None = None) -> Search:
-    return Search("test", _INSTANCE, budget or Budget(), Estimator(_INSTANCE))
+    return Search("test", Costing(_INSTANCE), budget or Budget())
 
 
 def test_the_best_plan_that_fits_is_kept() -> None:
@@ -74,9 +74,9 @@ def test_what_is_left_of_a_budget() -> None:
 
 
 def test_an_estimator_that_is_shared_counts_for_each_search() -> None:
-    estimator = Estimator(_INSTANCE)
-    estimator.estimate(_FITS)
-    search = Search("test", _INSTANCE, Budget(evaluations=1), estimator)
+    costing = Costing(_INSTANCE)
+    costing.estimator.estimate(_FITS)
+    search = Search("test", costing, Budget(evaluations=1))
     assert search.evaluations == 0
     search.offer(_FITS)
     assert search.evaluations == 1
@@ -102,7 +102,9 @@ def test_the_best_result() -> None:
 def test_polish_is_never_worse(steps: int) -> None:
     search = _search()
     before = search.offer(_FITS)
-    after = polished(_INSTANCE, search.result(), steps, np.random.default_rng(0))
+    after = polished(
+        _INSTANCE, search.result(), Budget(evaluations=steps), np.random.default_rng(0)
+    )
     assert after.estimate is not None
     assert after.estimate.step_time <= before.step_time
     assert after.evaluations <= 1 + steps
@@ -111,4 +113,4 @@ def test_polish_is_never_worse(steps: int) -> None:
 
 def test_there_is_nothing_to_polish() -> None:
     empty = _search().result()
-    assert polished(_INSTANCE, empty, 9, np.random.default_rng(0)) is empty
+    assert polished(_INSTANCE, empty, Budget(evaluations=9), np.random.default_rng(0)) is empty

@@ -8,6 +8,7 @@ import pytest
 
 from rlplace.errors import InputError
 from rlplace.plan.types import Instance, Plan
+from rlplace.planners.costing import Costing
 from rlplace.planners.types import Budget, Planner, PlannerResult
 from rlplace.policies.evaluate import Comparison, compare
 from rlplace.simulate.types import Estimate
@@ -16,7 +17,12 @@ from rlplace.simulate.types import Estimate
 def fixed(times: list[float], seconds: float) -> Planner:
     """A planner whose instances are numbers: what it finds for each of them."""
 
-    def plan(instance: Any, budget: Budget, rng: np.random.Generator) -> PlannerResult:
+    def plan(
+        instance: Any,
+        budget: Budget,
+        rng: np.random.Generator,
+        costing: Costing | None = None,
+    ) -> PlannerResult:
         time = times[instance]
         estimate = Estimate(time, (), math.isfinite(time), (), (), (), 0.0, 0.0)
         found = Plan((), 1, 1) if math.isfinite(time) else None

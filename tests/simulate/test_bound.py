@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rlplace.cluster.types import Link
-from rlplace.plan.testing import all_plans, chain, cluster, round_kind, transformer
+from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
+from rlplace.planners.exhaustive import all_plans
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import Estimator, estimate
 

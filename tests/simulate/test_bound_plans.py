@@ -13,9 +13,10 @@ from rlplace.cluster.types import Cluster, DeviceKind, Link
 from rlplace.graph import library
 from rlplace.graph.types import OpGraph
 from rlplace.plan.frameworks import Framework
-from rlplace.plan.testing import all_plans, chain, cluster, random_plan, round_kind, transformer
+from rlplace.plan.testing import chain, cluster, random_plan, round_kind, transformer
 from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import make_plan, uniform_plan
+from rlplace.planners.exhaustive import all_plans
 from rlplace.simulate.bound import bound, limits
 from rlplace.simulate.estimate import Estimator
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from rlplace.cluster.types import Cluster
@@ -62,6 +63,38 @@ class ProfiledCost:
         """See `rlplace.cost.types.CostModel.transfer`."""
         size = floats * instance.bytes.activation + other
         return self.network.transfer(instance.cluster, source, target, size)
+
+    def looks(self, instance: Instance, mesh: Mesh) -> Hashable:
+        """See `rlplace.cost.types.CostModel.looks`.
+
+        Which devices are of which kind, on nodes with which links, in the order of the mesh; where
+        single pairs have links of their own, the mesh itself.
+        """
+        cluster = instance.cluster
+        if cluster.overrides:
+            return mesh
+        nodes: dict[int, int] = {}
+        members = tuple(
+            (
+                (device := cluster.devices[rank]).kind,
+                nodes.setdefault(device.node, len(nodes)),
+                (node := cluster.nodes[device.node]).intra,
+                node.nic,
+                cluster.bridge(rank),
+            )
+            for rank in mesh.devices
+        )
+        return members, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp
+
+    def knows(
+        self, instance: Instance, structure: Structure, choice: GroupChoice, mesh: Mesh
+    ) -> bool:
+        """See `rlplace.cost.types.CostModel.knows`."""
+        tp = mesh.tp if choice.layout != "replicate" else 1
+        kinds = {instance.cluster.devices[device].kind for device in mesh.devices}
+        return choice.recompute in ("none", "full") and all(
+            (kind, structure.hash, tp) in self.profile.tables for kind in kinds
+        )
 
     def _group(
         self,

@@ -1,0 +1,214 @@
+"""Runs planners on problems, each trial in a process of its own, and keeps what is done.
+
+A trial that does not end in time is killed, and counts with the best plan that it told of. What is
+done is appended to the result file at once, so that an interrupted comparison goes on where it was.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from rlplace.bench.types import Key, Problem, Trial
+from rlplace.errors import RlplaceError
+from rlplace.planners.types import Budget, Planner
+from rlplace.simulate.bound import bound
+
+#: Seconds beyond a planner's budget, and times the budget, after which it is killed.
+_GRACE, _TIMES = 60.0, 2.0
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What is compared.
+
+    Args:
+        problems: The problems.
+        planners: By name.
+        budget: Of each planner on each problem.
+        seed: Of all randomness.
+    """
+
+    problems: Sequence[Problem]
+    planners: dict[str, Planner]
+    budget: Budget
+    seed: int = 0
+
+    def trials(self) -> Iterator[tuple[Key, Problem, Planner]]:
+        """All of them, problem by problem."""
+        for problem in self.problems:
+            for name, planner in self.planners.items():
+                yield self._key(problem, name), problem, planner
+
+    def _key(self, problem: Problem, planner: str) -> Key:
+        return Key(
+            problem.suite,
+            problem.name,
+            problem.fingerprint,
+            planner,
+            self.budget.seconds,
+            self.budget.evaluations,
+            self.seed,
+        )
+
+
+def read_results(path: Path) -> list[Trial]:
+    """The trials of a result file; a last line that was not written out is left off."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Trial.parse(line) for line in lines if line.endswith("\n")]
+
+
+def compete(
+    contest: Contest,
+    path: Path,
+    workers: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Trial]:
+    """Run the trials that a result file lacks.
+
+    Args:
+        contest: What is compared.
+        path: The result file (JSON lines).
+        workers: Trials at a time.
+        progress: Told how many trials are done, of how many.
+
+    Returns:
+        The trials of the contest, old and new, in its order.
+    """
+    known = {trial.key: trial for trial in read_results(path)}
+    wanted = list(contest.trials())
+    missing = [one for one in wanted if one[0] not in known]
+    done = len(wanted) - len(missing)
+    progress(done, len(wanted))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _drop_torn_line(path)
+    with path.open("a", encoding="utf-8") as file:
+        for trial in _run(missing, contest, workers):
+            known[trial.key] = trial
+            file.write(trial.line() + "\n")
+            file.flush()
+            done += 1
+            progress(done, len(wanted))
+    return [known[key] for key, _, _ in wanted]
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off a line that an interruption left unfinished, so that the next one stands alone."""
+    if path.exists() and (text := path.read_text(encoding="utf-8")) and not text.endswith("\n"):
+        path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+
+
+@dataclass
+class _Running:
+    """A trial in its process, with the best that it has told of."""
+
+    key: Key
+    process: ForkProcess
+    pipe: Connection
+    deadline: float
+    started: float = field(default_factory=time.perf_counter)
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    def receive(self) -> Trial | None:
+        """The next message; the trial once it is over."""
+        try:
+            message = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            return self.cut_short("failed", f"ended with exit code {self.process.exitcode}")
+        if isinstance(message, Trial):
+            return message
+        if not self.curve or message[1] < self.curve[-1][1]:
+            self.curve.append(message)
+        return None
+
+    def cut_short(self, stopped: str, error: str = "") -> Trial:
+        """What is known of a trial that did not end by itself."""
+        return Trial(
+            self.key,
+            step_time=self.curve[-1][1] if self.curve else None,
+            seconds=time.perf_counter() - self.started,
+            stopped=stopped,
+            curve=tuple(self.curve),
+            error=error,
+        )
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _run(
+    missing: list[tuple[Key, Problem, Planner]], contest: Contest, workers: int
+) -> Iterator[Trial]:
+    limit = _TIMES * contest.budget.seconds + _GRACE
+    waiting = list(reversed(missing))
+    running: list[_Running] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(_start(*waiting.pop(), contest, limit))
+            first = min(one.deadline for one in running)
+            left = None if first == float("inf") else max(0.0, first - time.perf_counter())
+            ready = wait([one.pipe for one in running], timeout=left)
+            for one in list(running):
+                over = one.receive() if one.pipe in ready else None
+                if over is None and time.perf_counter() > one.deadline:
+                    over = one.cut_short("killed")
+                if over is not None:
+                    one.end()
+                    running.remove(one)
+                    yield over
+    finally:
+        for one in running:
+            one.end()
+
+
+def _start(
+    key: Key, problem: Problem, planner: Planner, contest: Contest, limit: float
+) -> _Running:
+    mine, other = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(
+        target=_solve, args=(other, key, problem, planner, contest), daemon=True
+    )
+    process.start()
+    other.close()
+    return _Running(key, process, mine, time.perf_counter() + limit)
+
+
+def _solve(
+    pipe: Connection, key: Key, problem: Problem, planner: Planner, contest: Contest
+) -> None:
+    """The body of a trial's process."""
+    budget = replace(contest.budget, told=lambda _, found, at: pipe.send((at, found.step_time)))
+    cpu = time.process_time()
+    try:
+        result = problem.solve(planner, budget, contest.seed)
+        fits = result.plan is not None and result.estimate is not None
+        trial = Trial(
+            key,
+            step_time=result.estimate.step_time if fits and result.estimate else None,
+            overflow=result.overflow,
+            seconds=result.seconds,
+            cpu_seconds=time.process_time() - cpu,
+            used=result.evaluations,
+            stopped=result.stopped,
+            idle=result.idle,
+            curve=result.curve,
+            bound=bound(problem.instance) if problem.formula else None,
+        )
+    except (RlplaceError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        text = f"{type(error).__name__}: {error}"
+        trial = Trial(key, stopped="failed", cpu_seconds=time.process_time() - cpu, error=text)
+    pipe.send(trial)
+    pipe.close()

@@ -15,12 +15,11 @@ from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.anneal import anneal
 from rlplace.planners.costing import Costing
-from rlplace.planners.data_parallel import data_parallel
 from rlplace.planners.grid import grid
 from rlplace.planners.meshes import refuse_shapeless
 from rlplace.planners.remedies import shortage, smallest_changes
+from rlplace.planners.replicas import data_parallel, zero3
 from rlplace.planners.types import Budget, Planner, PlannerResult, best_of
-from rlplace.planners.zero3 import zero3
 from rlplace.resources import resource
 from rlplace.simulate.bound import bound
 from rlplace.simulate.estimate import estimate

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from rlplace.planners.anneal import annealing
-from rlplace.planners.data_parallel import data_parallel
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
 from rlplace.planners.grid import grid
 from rlplace.planners.portfolio import portfolio
+from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
+from rlplace.planners.rules import layouts_advice, megatron
 from rlplace.planners.types import Planner
-from rlplace.planners.zero3 import zero3
 
 PLANNERS: dict[str, Planner] = {
+    # Rules
     "data_parallel": data_parallel,
+    "zero1": zero1,
+    "zero2": zero2,
     "zero3": zero3,
+    "megatron": megatron,
+    "layouts_advice": layouts_advice,
     "grid": grid,
+    # Searches
     "dynamic": dynamic,
     "anneal": annealing,
     "portfolio": portfolio,

@@ -11,8 +11,8 @@ import numpy as np
 from rlplace.cluster.types import Cluster, Device, Link, Node
 from rlplace.errors import InputError
 from rlplace.plan.types import Instance, Plan
-from rlplace.planners.data_parallel import replicas_only
 from rlplace.planners.grid import grid
+from rlplace.planners.replicas import zero3
 from rlplace.planners.types import Budget, PlannerResult
 from rlplace.units import format_bytes
 
@@ -142,5 +142,5 @@ def _fit(instance: Instance, seconds: float, changes: dict[str, Any]) -> Plan | 
     except InputError:  # a device kind that lacks the dtype
         return None
     budget, rng = Budget(seconds=seconds / 8), np.random.default_rng(0)
-    lean = replicas_only("zero3", changed, budget, zero=3, costing=None)
+    lean = zero3(changed, budget, rng)
     return lean.plan or grid(changed, budget, rng).plan

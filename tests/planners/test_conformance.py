@@ -128,7 +128,7 @@ def _tight(share: float) -> Instance:
     return Instance(graph, devices, 8, memory_margin=0.0)
 
 
-@pytest.mark.parametrize("planner", ["zero3", "grid", "dynamic", "portfolio"])
+@pytest.mark.parametrize("planner", ["zero3", "megatron", "grid", "dynamic", "portfolio"])
 def test_the_memory_limit_is_kept(planner: str) -> None:
     instance = _tight(0.8)
     assert not estimate(instance, uniform_plan(instance)).feasible

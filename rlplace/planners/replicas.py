@@ -1,7 +1,17 @@
-"""Plain data parallelism: every device holds everything (DDP, Li et al., arXiv 2006.15704)."""
+"""Data parallelism alone: every device has the whole model to run, at one ZeRO level.
+
+- `data_parallel`: every device holds everything (DDP, Li et al., arXiv 2006.15704);
+- `zero1`, `zero2`, `zero3`: optimizer states, gradients too, weights too are sharded over all of
+  them (Rajbhandari et al., arXiv 1910.02054; ZeRO-3 is FSDP, Zhao et al., arXiv 2304.11277).
+
+Decision space: as many devices as divide the global batch, in the order of their ranks; the
+micro-batch count; one recompute mode and offload for all groups. All of it is tried. Left out:
+shards inside a node with replicas across (HSDP), which `dynamic` finds, and unequal shares.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,20 +21,18 @@ from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.search import Search
-from rlplace.planners.types import Budget, PlannerResult
-
-
-def data_parallel(
-    instance: Instance, budget: Budget, rng: np.random.Generator, costing: Costing | None = None
-) -> PlannerResult:
-    """The best micro-batch count for ZeRO-0 over as many devices as divide the global batch."""
-    return replicas_only("data_parallel", instance, budget, zero=0, costing=costing)
+from rlplace.planners.types import Budget, Planner, PlannerResult
 
 
 def replicas_only(
-    name: str, instance: Instance, budget: Budget, *, zero: int, costing: Costing | None
+    name: str,
+    zero: int,
+    instance: Instance,
+    budget: Budget,
+    rng: np.random.Generator,
+    costing: Costing | None = None,
 ) -> PlannerResult:
-    """Plans of one stage without tensor parallelism at one ZeRO level, all micro-batch counts."""
+    """The best plan of one stage without tensor parallelism at one ZeRO level."""
     search = Search(name, costing or Costing(instance), budget)
     if 1 not in instance.offered_tp or (zero and zero not in instance.zero_levels):
         return search.result()
@@ -45,3 +53,9 @@ def replicas_only(
             )
             search.offer(plan)
     return search.result()
+
+
+data_parallel: Planner = partial(replicas_only, "data_parallel", 0)
+zero1: Planner = partial(replicas_only, "zero1", 1)
+zero2: Planner = partial(replicas_only, "zero2", 2)
+zero3: Planner = partial(replicas_only, "zero3", 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
@@ -17,7 +17,8 @@ from rlplace.graph.program import Piece, Program, extract
 from rlplace.graph.shapes import describe, stand_in
 from rlplace.graph.tape import Role
 from rlplace.graph.tracing.regions import stops_gradient
-from rlplace.graph.types import Layout, Placement, Replicate, Shard, Structure
+from rlplace.graph.types import Layout, Placement, Replicate, Shard, Structure, Weight
+from rlplace.graph.weights import held_by, weights_of
 
 
 @dataclass
@@ -86,7 +87,12 @@ class Structures:
                 pinned = whole
             bordered += find_bordered(piece, degree, roles, grads, pinned)
         made = count(piece.module, make_inputs, roles)
-        return made, Structure(key, made.work, tuple(layouts), cuts, tuple(bordered))
+        states = zip(piece.states, roles, strict=False)
+        own = {name for (_, name), role in states if role == "param" and name not in self.shared}
+        weights = weights_of(piece, own)
+        work = replace(made.work, weights=weights)
+        sharded, cut = (_with_weights(found, weights) for found in (layouts, bordered))
+        return made, Structure(key, work, sharded, cuts, cut)
 
     def _pinned(self, nodes: Sequence[fx.Node], degree: int) -> dict[str, Placement]:
         """One placement for all groups that share a state: cut dim 0 of a matrix if that goes."""
@@ -114,6 +120,13 @@ class Structures:
             lines.append(f"{node.target} {arguments} {describe(node.meta.get('val'))}")
         lines.append(f"out {[numbers[node] for node in draft.writes]}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _with_weights(layouts: Sequence[Layout], weights: Sequence[Weight]) -> tuple[Layout, ...]:
+    return tuple(
+        replace(layout, work=replace(layout.work, weights=held_by(weights, layout)))
+        for layout in layouts
+    )
 
 
 def _first_dim(shape: Sequence[int], degree: int) -> Placement:

@@ -137,6 +137,30 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix that one matmul of a group reads and nothing else: it can be cut into slices.
+
+    Args:
+        param: Position in `Group.params`.
+        rows: Length of its dim 0, which is cut.
+        columns: Length of its dim 1.
+        linear: Whether slices give columns of the result (``linear``), or summands (``mm``).
+        bias: Elements of a bias that is cut with it.
+    """
+
+    param: int
+    rows: int
+    columns: int
+    linear: bool
+    bias: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Of all its slices."""
+        return self.rows * self.columns + self.bias
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What one micro-batch of a group costs on one device.
 
@@ -175,6 +199,8 @@ class Work:
         frozen_params: Frozen parameter elements and buffers on this device.
         products: The matmul-like ops of the forward and the backward pass by size; their FLOPs
             sum up to `flops` and `backward_flops`. Empty where only totals are known.
+        weights: Parameters that can be gathered slice by slice, in the order of their use, as this
+            device holds them.
     """
 
     flops: Affine = field(default_factory=Affine)
@@ -198,6 +224,7 @@ class Work:
     params: int = 0
     frozen_params: int = 0
     products: tuple[Product, ...] = ()
+    weights: tuple[Weight, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

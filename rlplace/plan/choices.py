@@ -1,4 +1,4 @@
-"""Whether the choices of a stage's groups are legal: layouts, ZeRO levels, recompute, offload."""
+"""Whether the choices of a stage's groups are legal: layouts, ZeRO, recompute, offload, slices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 
 from rlplace.errors import InputError, nearest_names
 from rlplace.graph.neighbours import disagreement
-from rlplace.graph.types import Layout
+from rlplace.graph.types import Affine, Layout
 from rlplace.plan.degrees import nearest
 from rlplace.plan.types import (
     JOINED,
@@ -42,6 +42,8 @@ def check_choices(instance: Instance, index: int, stage: Stage) -> None:
         _check_recompute(instance, stage, at, f"{field}[{at}].recompute")
         if choice.offload:
             _check_offload(instance, stage, f"{field}[{at}].offload")
+        if choice.slices != 1:
+            _check_slices(instance, stage, at, f"{field}[{at}].slices")
     _check_borders(instance, stage, field)
 
 
@@ -83,6 +85,34 @@ def _check_offload(instance: Instance, stage: Stage, field: str) -> None:
         if not kind.host_bandwidth:
             rule = f"{kind.name} has no memory of a host beside its own"
             raise InputError(field, True, rule, False)
+
+
+def _check_slices(instance: Instance, stage: Stage, at: int, field: str) -> None:
+    choice, group = stage.choices[at], stage.start + at
+    if choice.slices < 1:
+        raise InputError(field, choice.slices, "a weight is at least one slice", 1)
+    layouts = instance.graph.structure(group).layouts_with("tp", stage.mesh.tp)
+    work = next(own.work for own in layouts if own.name == choice.layout)
+    name, rows = instance.graph.groups[group].name, [one.rows for one in work.weights]
+    broken = {
+        "slices are of weights that are gathered: zero is 3, on more than one shard": (
+            choice.zero != 3 or stage.mesh.shards == 1
+        ),
+        "what is gathered slice by slice is not redone: recompute is none": (
+            choice.recompute != "none"
+        ),
+        "a loss that goes in chunks takes the whole weight of its linear": (
+            instance.loss_chunks > 1 and work.logits_bytes != Affine()
+        ),
+        f"{name} has no weight that one matmul alone uses": not rows,
+    }
+    for rule, holds in broken.items():
+        if holds:
+            raise InputError(field, choice.slices, rule, 1)
+    if not any(choice.cuts(one) for one in work.weights):
+        legal = sorted({n for each in rows for n in range(1, each + 1) if each % n == 0})
+        rule = f"it divides the rows of a weight of {name}: {', '.join(map(str, rows))}"
+        raise InputError(field, choice.slices, rule, nearest(choice.slices, legal))
 
 
 def _check_borders(instance: Instance, stage: Stage, field: str) -> None:

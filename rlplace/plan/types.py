@@ -10,7 +10,7 @@ from typing import Literal
 
 from rlplace.cluster.types import Cluster
 from rlplace.errors import InputError, nearest_names
-from rlplace.graph.types import Affine, OpGraph, Work
+from rlplace.graph.types import Affine, OpGraph, Weight, Work
 from rlplace.plan.degrees import refuse_degree, refuse_unknown_degree, usable_degrees
 from rlplace.plan.frameworks import Framework, framework
 
@@ -313,12 +313,21 @@ class GroupChoice:
             ``joined``.
         offload: Whether the optimizer states are in the memory of the host, which takes the step
             (ZeRO-Offload, Ren et al., arXiv 2101.06840).
+        slices: With ZeRO-3, into how many slices of rows the weights of matmuls are cut
+            (`Work.weights`), each of which is gathered, used and given back before the next one:
+            what is whole at a time is a slice, and the next one on its way (operator splitting,
+            Jiang et al., OSDP, arXiv 2209.13258). Weights whose rows it does not divide stay whole.
     """
 
     layout: str = "replicate"
     zero: int = 0
     recompute: Recompute = "none"
     offload: bool = False
+    slices: int = 1
+
+    def cuts(self, weight: Weight) -> bool:
+        """Whether a weight, as a device holds it, is gathered slice by slice."""
+        return self.slices > 1 and weight.rows % self.slices == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 from rlplace.graph.program import Piece
 from rlplace.runtime.keeping import spared
+from rlplace.runtime.weight_slices import WeightSlice
 
 aten = torch.ops.aten
 Gradients = tuple[Tensor | None, ...]
@@ -155,7 +156,7 @@ def apart(piece: Piece, trained: Collection[str]) -> Piece:
         piece: What one rank runs, lowered or not.
         trained: Fully qualified names of the trained parameters.
     """
-    params = {place for place, name in piece.states if name in trained}
+    params = {place for place, key in piece.states if WeightSlice.of(key).name in trained}
     for node in piece.module.graph.nodes:
         runs = _run_spared if node.target is spared else run_apart
         op, args = (

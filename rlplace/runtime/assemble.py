@@ -27,6 +27,7 @@ from rlplace.runtime.step import Interpreter, Lane
 from rlplace.runtime.ties import Tied
 from rlplace.runtime.trained import Ranked, Settings, trained
 from rlplace.runtime.transfer import Channel
+from rlplace.runtime.weight_slices import WeightSlice
 from rlplace.runtime.world import World
 
 #: From parameters, or groups of them with settings of their own, to an optimizer.
@@ -64,7 +65,7 @@ class Assembly:
     tp: tuple[int, int] = (0, 1)
 
     def params(self) -> dict[str, nn.Parameter]:
-        """Parameters of this rank by fully qualified name."""
+        """Parameters of this rank by fully qualified name, slices by key (`WeightSlice`)."""
         return {n: p for stage in self.stages.values() for n, p in stage.named_parameters()}
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -85,11 +86,13 @@ class Assembly:
             return []
         if every_state and self.optimizer is not None:
             make_states(self.optimizer)
-        held = {
-            id(param): Held(name, self.shapes[name], self.placements[name], *self.tp)
-            for name, param in self.params().items()
-        }
+        held = {id(param): self._held(key, param) for key, param in self.params().items()}
         return fragments(self.reducer.runs, held, self.optimizer)
+
+    def _held(self, key: str, param: nn.Parameter) -> Held:
+        own = WeightSlice.of(key)
+        name = own.name
+        return Held(name, self.shapes[name], self.placements[name], *self.tp, own.start(param))
 
 
 def assemble(

@@ -13,6 +13,7 @@ import hashlib
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -26,18 +27,51 @@ def seed_of(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
+#: States of the generators of the CPU and, on a GPU, of the device.
+_States = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass
+class Stream:
+    """Where the generators of a group are, for parts of it that draw one after the other."""
+
+    states: _States | None = None
+
+
 @contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from generators with a seed inside, and leave them as they were."""
-    on_gpu = device.type == "cuda"
-    state, other = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None
+def drawing(
+    seed: int, device: torch.device, stream: Stream | None = None, *, goes_on: bool = False
+) -> Iterator[None]:
+    """Draw from generators with a seed inside, and leave them as they were.
+
+    Args:
+        seed: The seed.
+        device: What is drawn for.
+        stream: Takes over where the generators are in the end.
+        goes_on: Begin where the stream is, not with the seed.
+    """
+    before = _states(device)
     torch.manual_seed(seed)
+    if goes_on and stream is not None and stream.states is not None:
+        _restore(stream.states, device)
     try:
         yield
     finally:
-        torch.set_rng_state(state)
-        if other is not None:
-            torch.cuda.set_rng_state(other, device)
+        if stream is not None:
+            stream.states = _states(device)
+        _restore(before, device)
+
+
+def _states(device: torch.device) -> _States:
+    on_gpu = device.type == "cuda"
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_gpu else None
+
+
+def _restore(states: _States, device: torch.device) -> None:
+    own, other = states
+    torch.set_rng_state(own)
+    if other is not None:
+        torch.cuda.set_rng_state(other, device)
 
 
 def draws(node: fx.Node) -> bool:

@@ -50,13 +50,14 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter as the fragments of this rank name it: see `Fragment`."""
+    """A parameter, or a slice of it that begins at `start`, as fragments name it: see `Fragment`."""
 
     name: str
     shape: tuple[int, ...]
     placement: Placement
     rank: int = 0
     size: int = 1
+    start: int = 0
 
 
 def fragments(
@@ -110,8 +111,8 @@ def _fragment(run: Run, held: Held, optimizer: torch.optim.Optimizer | None) -> 
         held.placement,
         held.rank,
         held.size,
-        run.start,
-        run.stop,
+        held.start + run.start,
+        held.start + run.stop,
         values,
         numbers,
     )

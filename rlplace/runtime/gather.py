@@ -15,6 +15,7 @@ from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.measure import Measurement, merge
 from rlplace.runtime.memory import tensor_bytes
 from rlplace.runtime.shard import unshard
+from rlplace.runtime.weight_slices import joined
 from rlplace.runtime.world import World
 from rlplace.simulate.types import Event, MemoryUse
 
@@ -135,11 +136,11 @@ def full_tensors(world: World, assembly: Assembly) -> dict[str, torch.Tensor]:
 
 def _shards(assembly: Assembly) -> dict[str, tuple[torch.Tensor, Placement, int, int]]:
     """What this rank holds: tensor, placement, lane and coordinate on the tp axis."""
-    own: dict[str, torch.Tensor] = {}
-    for name, param in assembly.params().items():
-        own[f"weight/{name}"] = param.detach()
-        if param.grad is not None:
-            own[f"gradient/{name}"] = param.grad
+    params = assembly.params()
+    grads = {key: param.grad for key, param in params.items() if param.grad is not None}
+    weights = joined({key: param.detach() for key, param in params.items()})
+    own = {f"weight/{name}": weight for name, weight in weights.items()}
+    own |= {f"gradient/{name}": grad for name, grad in joined(grads).items()}
     own |= {f"buffer/{name}": buffer for name, buffer in assembly.buffers().items()}
     lane, rank = min(assembly.stages, default=-1), assembly.axis.rank if assembly.axis else 0
     return {

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlplace.graph.types import Replicate, Shard
 from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.fragments import Fragment
+from rlplace.runtime.weight_slices import WeightSlice
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def pieces(assembly: Assembly, *, every_state: bool = False) -> Iterator[Piece]:
     spans = [(span, weights.own) for weights in lent for span in weights.spans]
     for span, own in spans:
         if id(span.param) in frozen:
-            yield piece("weight", frozen[id(span.param)], span.start, span.of(own))
+            part = WeightSlice.of(frozen[id(span.param)])
+            start = part.start(span.param) + span.start
+            yield piece("weight", part.name, start, span.of(own))
     cut = {id(param) for weights in lent for param in weights.layout.params}
     whole = {n: p for n, p in assembly.params().items() if id(p) in frozen and id(p) not in cut}
     for kind, tensors in (("weight", whole), ("buffer", assembly.buffers())):

@@ -17,6 +17,7 @@ from rlplace.graph.sharding.borders import WHOLE
 from rlplace.graph.sharding.lower import Assignment, lower
 from rlplace.graph.types import Layout, Placement, Replicate
 from rlplace.runtime.shard import shard_parameter
+from rlplace.runtime.weight_slices import WeightSlice
 
 
 @dataclass
@@ -84,29 +85,31 @@ class LocalStates:
         self.placements: dict[str, Placement] = {}
 
     def get(self, name: str, placement: Placement) -> Tensor:
-        """This rank's part of a state; groups that share it get the same tensor.
+        """This rank's part of a state, or a slice of it; groups that share it get the same tensor.
 
         Raises:
             InputError: If another group holds it in another way.
         """
-        held = self.placements.setdefault(name, placement)
+        own = WeightSlice.of(name)
+        held = self.placements.setdefault(own.name, placement)
         if held != placement:
-            rule = f"{name} is held as {held} by one group and as {placement} by another"
-            raise InputError("plan.stages.choices.layout", name, rule)
+            rule = f"{own.name} is held as {held} by one group and as {placement} by another"
+            raise InputError("plan.stages.choices.layout", own.name, rule)
         if name not in self._made:
-            self._made[name] = self._make(self._full[name], placement)
+            self._made[name] = self._make(own, placement)
         return self._made[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the whole state."""
         return tuple(self._full[name].shape)
 
-    def _make(self, full: Tensor, placement: Placement) -> Tensor:
+    def _make(self, own: WeightSlice, placement: Placement) -> Tensor:
+        full = self._full[own.name]
         part = full.detach()
         if not isinstance(placement, Replicate):
             assert self._axis is not None
             part = shard_parameter(full, placement, self._axis.rank, self._axis.size)
-        part = part.to(self.device).contiguous()
+        part = own.take(part).to(self.device).contiguous()
         if isinstance(full, nn.Parameter):
             return nn.Parameter(part, requires_grad=full.requires_grad)
         return part

@@ -18,7 +18,7 @@ from rlplace.graph.sharding.axis import Axis, use_axis
 from rlplace.graph.types import Placement, Shard
 from rlplace.runtime.aside import parameters_apart
 from rlplace.runtime.boundary import Size
-from rlplace.runtime.draws import drawing, seed_of
+from rlplace.runtime.draws import Stream, drawing, seed_of
 from rlplace.runtime.keeping import keeping
 from rlplace.runtime.lending import Lender
 
@@ -38,6 +38,8 @@ class Part:
         axis: The axis of its collectives.
         draws: The number by which its random numbers differ from those of other parts; None where
             it draws none.
+        stream: Of a group that is several parts, its random numbers.
+        goes_on: Whether it is a later one of them, and draws what comes next.
     """
 
     piece: Piece
@@ -47,6 +49,8 @@ class Part:
     written: tuple[int, ...] = ()
     axis: Axis | None = None
     draws: int | None = None
+    stream: Stream | None = None
+    goes_on: bool = False
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -74,7 +78,9 @@ class Part:
             if self.axis is not None:
                 stack.enter_context(use_axis(self.axis))
             if self.draws is not None:
-                stack.enter_context(drawing(seed_of(moment, self.draws), self.device))
+                seed = seed_of(moment, self.draws)
+                own = drawing(seed, self.device, self.stream, goes_on=self.goes_on)
+                stack.enter_context(own)
             yield
 
 

@@ -14,13 +14,15 @@ from rlplace.plan.schedules import actions
 from rlplace.plan.types import Plan
 from rlplace.runtime.aside import apart
 from rlplace.runtime.boundary import forms, layouts_of, needs_gradient, numbers
-from rlplace.runtime.draws import draws
+from rlplace.runtime.draws import Stream, draws
 from rlplace.runtime.handover import Handover, Sorting, both_names, handovers
 from rlplace.runtime.local import Localized, LocalStates, localized
 from rlplace.runtime.loss_chunks import chunked
 from rlplace.runtime.parts import Conversion, Part, StageModule, Step
 from rlplace.runtime.pieces import protected, without_integer_histograms, written_by
 from rlplace.runtime.recompute import prepared, regions
+from rlplace.runtime.sliced import rows_of_slices, sliced
+from rlplace.runtime.weight_slices import WeightSlice
 
 
 def match(program: Program, graph: OpGraph) -> None:
@@ -81,9 +83,14 @@ def split(
         if plan.loss_chunks > 1:
             local = replace(local, piece=chunked(local.piece, plan.loss_chunks))
         local = replace(local, piece=prepared(local.piece, choice.recompute))
-        if splits:
-            apart(local.piece, program.trainable)
-        values.add(local, part_of(piece, local, states, axis, group.index), choice.recompute)
+        rows = rows_of_slices(group, choice, layouts[group.index])
+        stream = Stream() if rows else None
+        for at, one in enumerate(sliced(local.piece, rows, choice.slices, group.index)):
+            if splits:
+                apart(one, program.trainable)
+            own = replace(local, piece=one)
+            part = part_of(piece, own, states, axis, group.index)
+            values.add(own, replace(part, stream=stream, goes_on=at > 0), choice.recompute)
     for sorting in after.sortings if after is not None else ():
         _add_moved(values, sorting.undone(program, device), sorting, form, states)
     gives = {program.outputs[0]: program.outputs[0]} if after is None else after.tensors
@@ -161,19 +168,21 @@ def part_of(
 
     Args:
         piece: The whole piece.
-        local: The same as this rank runs it.
+        local: The same as this rank runs it, or a part of that.
         states: Of this rank.
         axis: The axis.
         group: Number of the group that it is.
     """
     nodes = piece.module.graph.nodes
     written = {name for node in nodes for name in written_by(node)}
-    positions = tuple(i for i, (name, _) in enumerate(piece.states) if name in written)
-    tensors = tuple(states.get(n, local.states.get(n, Replicate())) for _, n in piece.states)
+    own = local.piece
+    positions = tuple(i for i, (name, _) in enumerate(own.states) if name in written)
+    held = (local.states.get(WeightSlice.of(name).name, Replicate()) for _, name in own.states)
+    tensors = (states.get(n, how) for (_, n), how in zip(own.states, held, strict=True))
     return Part(
-        local.piece,
-        tensors,
-        (*piece.inputs, *piece.reads),
+        own,
+        tuple(tensors),
+        (*own.inputs, *own.reads),
         states.device,
         positions,
         axis,

@@ -13,6 +13,7 @@ from rlplace.plan.types import GroupChoice, Mesh, Plan
 from rlplace.runtime.cuts import Trained
 from rlplace.runtime.model import Model
 from rlplace.runtime.parts import StageModule
+from rlplace.runtime.weight_slices import WeightSlice
 
 #: From a fully qualified name and a parameter to the optimizer's settings for it.
 Settings = Callable[[str, nn.Parameter], Mapping[str, Any]]
@@ -53,7 +54,8 @@ def trained(
     """
     choices = _choices(plan, model, place.mesh)
     found = []
-    for name, (param, uses) in _uses(stages).items():
+    for key, (param, uses) in _uses(stages).items():
+        name = WeightSlice.of(key).name
         zero = min(choice.zero for choice in choices[name])
         if not param.requires_grad and zero < 3:
             continue
@@ -75,7 +77,7 @@ def trained(
 def _uses(
     stages: Mapping[int, StageModule],
 ) -> dict[str, tuple[nn.Parameter, tuple[tuple[int, int], ...]]]:
-    """Parameters by name with the (stage, step) that use them, last used first."""
+    """Parameters and slices by key with the (stage, step) that use them, last used first."""
     names = {id(p): name for stage in stages.values() for name, p in stage.named_parameters()}
     found: dict[str, tuple[nn.Parameter, tuple[tuple[int, int], ...]]] = {}
     for index, step, param in _reversed_states(stages):

@@ -29,6 +29,7 @@ STEPS = 3
 _BATCHES = (4, 6, 8, 12)
 _SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "explicit")
 _MODES = ("none", "full", "attention", "ops", "joined")
+_SLICES = (1, 2, 4, 8)
 _TRIES = 500
 #: Layouts that cut activations between groups.
 _CUT = ("sequence", "expert-sequence", "shard-through")
@@ -204,8 +205,21 @@ def _choices(
             mode = "none"
         zero = int(rng.choice(style.zeros))
         offload = bool(rng.random() < style.offload)
-        found.append(GroupChoice(name, zero, mode, offload))  # type: ignore[arg-type]  # one of _MODES
+        choice = GroupChoice(name, zero, mode, offload)  # type: ignore[arg-type]  # one of _MODES
+        found.append(_sliced(graph, group, mesh, choice, rng))
     return tuple(found)
+
+
+def _sliced(
+    graph: OpGraph, group: int, mesh: Mesh, choice: GroupChoice, rng: np.random.Generator
+) -> GroupChoice:
+    """The choice with a random number of slices, where weights can be cut."""
+    if choice.zero != 3 or choice.recompute != "none" or mesh.shards == 1:
+        return choice
+    own = replace(choice, slices=int(rng.choice(_SLICES)))
+    layouts = graph.structure(group).layouts_with("tp", mesh.tp)
+    (work,) = (layout.work for layout in layouts if layout.name == choice.layout)
+    return own if any(map(own.cuts, work.weights)) else choice
 
 
 def _layouts(
@@ -264,6 +278,7 @@ def features(drawn: Drawn) -> set[str]:
             found |= {f"zero {choice.zero}" for choice in stage.choices}
             if any(choice.offload for choice in stage.choices):
                 found.add("offload of shards")
+            found |= {f"slices {c.slices}" for c in stage.choices if c.slices > 1}
     wide = max(mesh.dp for mesh in meshes)
     facts = {
         "offload": any(choice.offload for choice in choices),

@@ -25,12 +25,14 @@ SAVED = {
     "dp2, ZeRO-1": Case("gpt", ((2, 1),), zero=1, shard=2),
     "dp2, ZeRO-2": Case("gpt", ((2, 1),), zero=2, shard=2),
     "dp2, ZeRO-3": Case("gpt", ((2, 1),), zero=3, shard=2),
+    "dp2, slices": Case("gpt", ((2, 1),), zero=3, shard=2, slices=2),
 }
 GPT = [name for name, case in SAVED.items() if case.model == "gpt"]
 #: From a plan to a plan.
 WAYS = [("pp2", name) for name in GPT] + [(name, "pp2") for name in GPT if name != "pp2"]
 WAYS += [("resnet pp2", "resnet tp2"), ("resnet tp2", "resnet pp2")]
 WAYS += [("tp2", "dp2, ZeRO-3"), ("dp2, ZeRO-2", "tp2"), ("dp2, ZeRO-1", "dp2, ZeRO-1")]
+WAYS += [("dp2, slices", "dp2, ZeRO-3"), ("dp2, ZeRO-3", "dp2, slices"), ("tp2", "dp2, slices")]
 
 
 def job(name: str, folder: Path, steps: int) -> Job:

@@ -52,6 +52,7 @@ class Case:
         layout: Of all groups that have one of this name; with ``sequence`` or ``expert-sequence``
             sequences are cut between all groups.
         chunks: Of the loss.
+        slices: Of the weights of matmuls, in groups that have some which it divides.
         micro_batches, schedule, recompute: As in the plan.
         cuts: Where the stages after the first begin, as shares of the groups; even by default.
         zero: ZeRO level, or levels that the groups have by turns.
@@ -83,6 +84,7 @@ class Case:
     cp: tuple[int, ...] = ()
     layout: str = ""
     chunks: int = 1
+    slices: int = 1
 
     @property
     def ranks(self) -> int:
@@ -119,7 +121,9 @@ class Case:
             modes = [self._mode(graph, group, groups.start) for group in groups]
             levels = (self.zero,) if isinstance(self.zero, int) else self.zero
             choices = tuple(
-                GroupChoice(name, levels[group % len(levels)], mode)
+                self._with_slices(
+                    graph, group, mesh.tp, GroupChoice(name, levels[group % len(levels)], mode)
+                )
                 for group, name, mode in zip(groups, layouts, modes, strict=True)
             )
             own = self.shares[owner[index]] if self.shares else ()
@@ -157,6 +161,15 @@ class Case:
             return self.recompute
         place = group - start
         return "joined" if place % 2 else "full"
+
+    def _with_slices(
+        self, graph: OpGraph, group: int, tp: int, choice: GroupChoice
+    ) -> GroupChoice:
+        own = replace(choice, slices=self.slices)
+        layouts = graph.structure(group).layouts_with("tp", tp)
+        (work,) = (layout.work for layout in layouts if layout.name == choice.layout)
+        can = choice.zero == 3 and any(map(own.cuts, work.weights))
+        return own if can else choice
 
     def job(self) -> Job:
         name, args = MODELS[self.model]
@@ -394,6 +407,27 @@ CASES = {
     "short batch, t5 dp2 then dp1": Case("t5", ((2, 1), (1, 1)), 2, rows=5),
     "short batch, pp2 x dp2": Case("llama", ((2, 1), (2, 1)), 2, rows=3),
     "short batch, pp2 x tp2": Case("llama", ((1, 2), (1, 2)), 2, rows=3),
+    "slices": Case("gpt", ((2, 1),), 2, zero=3, shard=2, slices=4),
+    "slices llama": Case("llama", ((2, 1),), 2, zero=3, shard=2, slices=2, shares=((3, 1),)),
+    "slices bert, no overlap": Case(
+        "bert", ((2, 1),), 2, zero=3, shard=2, slices=4, options=(("overlap", False),)
+    ),
+    "slices mixtral": Case("mixtral", ((2, 1),), 2, zero=3, shard=2, slices=2),
+    "slices x cp2": Case("gpt-untied", ((1, 1),), 2, cp=(2,), zero=3, slices=2),
+    "slices, short batch": Case("llama", ((2, 1),), 2, zero=3, shard=2, slices=2, rows=3),
+    "slices of some levels": Case("qwen", ((2, 1),), 2, zero=(3, 3, 2), shard=2, slices=4),
+    "slices x tp2": Case("gpt", ((2, 2),), 2, zero=3, shard=2, slices=2),
+    "slices x tp2 sequence": Case(
+        "bert", ((2, 2),), 2, zero=3, shard=2, slices=4, layout="sequence"
+    ),
+    "slices x pp2": Case("llama", ((2, 1), (2, 1)), 4, zero=3, shard=2, slices=4),
+    "slices x zb-h1, short batch": Case(
+        "bert", ((2, 1), (2, 1)), 2, "zb-h1", zero=3, shard=2, slices=2, rows=5
+    ),
+    "slices x zb-v": Case(
+        "gpt", ((2, 1), (2, 1)), 2, "zb-v", owner=TURN, zero=3, shard=2, slices=2
+    ),
+    "slices, two replicas of the shards": Case("llama", ((4, 1),), 2, zero=3, shard=2, slices=2),
     "shares": Case("gpt", ((2, 1),), 2, shares=((3, 1),)),
     "shares, zero1": Case("llama", ((2, 1),), 1, zero=1, shard=2, shares=((5, 3),)),
     "shares, short batch": Case("gpt", ((2, 1),), 2, shares=((3, 1),), rows=6),
@@ -426,6 +460,7 @@ DROPOUT = {
     "dropout recompute": Case("gpt-dropout", ((1, 1),), 4, recompute="full"),
     "dropout joined": Case("gpt-dropout", ((1, 1),), 4, recompute="joined"),
     "dropout dp2": Case("gpt-dropout", ((2, 1),), 2),
+    "dropout slices": Case("gpt-dropout", ((2, 1),), 2, zero=3, shard=2, slices=2),
     "dropout pp2": Case("gpt-dropout", ((1, 1), (1, 1)), 4),
     "dropout pp2 gpipe, recompute": Case(
         "gpt-dropout", ((1, 1), (1, 1)), 4, "gpipe", recompute="full"

@@ -106,6 +106,7 @@ def plan(
     fused: bool = False,
     framework: str = "torch",
     offload: bool = False,
+    slices: int = 1,
     runnable: bool = False,
     time_limit: float = 0.5,
     policy: Path | None = None,
@@ -134,6 +135,7 @@ def plan(
         fused: Memory-bound ops are fused as by torch.compile.
         framework: Trainer whose constants the estimate takes: torch, megatron, nanotron, ...
         offload: Optimizer states may be kept in the memory of the host.
+        slices: Slices into which weights that are gathered (ZeRO-3) may be cut.
         runnable: Refuse what `rlplace run` does not execute: fp16, fp8, fused kernels.
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
@@ -169,6 +171,7 @@ def plan(
         fused=fused,
         framework=framework,
         offload=offload,
+        slices=tuple(sorted({1, slices})),
     )
     try:
         placed = place(instance, time_limit, policy, seed)

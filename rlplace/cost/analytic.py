@@ -15,6 +15,7 @@ from rlplace.cost.collectives import Ring, point_to_point, ring, seconds
 from rlplace.cost.compute import Compute, beside, compute, slower
 from rlplace.cost.context import context_collectives, ring_attention
 from rlplace.cost.exchanges import state_exchanges
+from rlplace.cost.slices import in_slices
 from rlplace.cost.types import GroupCost
 from rlplace.graph.types import Collective, Layout, Structure, Work
 from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
@@ -132,7 +133,7 @@ class AnalyticCost:
                 mesh=mesh,
                 looks=looks,
                 samples=samples,
-                compute=self._compute(instance, structure, choice.layout, mesh.tp, looks, samples),
+                compute=self._compute(instance, structure, choice, mesh.tp, looks, samples),
                 around=context_collectives(structure, mesh),
             )
             # The structure is held, so that its id is not used again.
@@ -151,15 +152,17 @@ class AnalyticCost:
         self,
         instance: Instance,
         structure: Structure,
-        layout: str,
+        choice: GroupChoice,
         degree: int,
         looks: MeshView,
         samples: float,
     ) -> Compute:
         """Compute of a group, which ZeRO and recompute do not change."""
-        key = (id(structure), layout, degree, id(looks), samples, self._settings(instance))
+        layout, slices, settings = choice.layout, choice.slices, self._settings(instance)
+        key = (id(structure), layout, slices, degree, id(looks), samples, settings)
         if key not in self._computed:
             work = find_layout(structure, layout, degree).work
+            work = work if slices == 1 else in_slices(work, choice)
             kinds = looks.described(instance.cluster)
             found = compute(instance, work, kinds, looks.turns, samples)
             self._computed[key] = ring_attention(found, looks.axes[2])
@@ -339,7 +342,10 @@ def _states_traffic(share: _Share) -> tuple[float, float, float, float]:
         bucket = 0.0 if one.when == "pass" else run.bucket
         if one.axis == "replicate":
             bucket /= share.looks.shard.ranks
-        found[one.when] += _bucketed(one.kind, one.size, ring, bucket)
+        if one.count > 1:
+            found[one.when] += one.count * seconds(one.kind, one.size / one.count, ring)
+        else:
+            found[one.when] += _bucketed(one.kind, one.size, ring, bucket)
     return found["pass"], found["micro-batch"], found["step"], found["publish"]
 
 

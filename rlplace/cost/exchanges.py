@@ -6,7 +6,7 @@ and for the bytes that a run sends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlplace.cluster.types import CollectiveKind
@@ -28,6 +28,7 @@ class Exchange:
         size: Bytes of the whole tensor.
         when: How often.
         ranks: How many take part.
+        count: Into how many equal collectives it is cut.
     """
 
     kind: CollectiveKind
@@ -35,6 +36,7 @@ class Exchange:
     size: float
     when: When
     ranks: int
+    count: int = 1
 
     @property
     def given(self) -> float:
@@ -49,7 +51,7 @@ def state_exchanges(
 
     ZeRO-0 all-reduces gradients; ZeRO-1 reduce-scatters them and gathers the updated weights;
     ZeRO-2 reduce-scatters after every micro-batch; ZeRO-3 also gathers before every pass, frozen
-    parameters too.
+    parameters too; what is cut into slices goes slice by slice, in both.
     """
     run, size, zero = instance.execution, instance.bytes, choice.zero
     shards, copies = mesh.shards, mesh.dp_replicate
@@ -68,4 +70,15 @@ def state_exchanges(
     whole_weights = weights + float(work.frozen_params * size.weight)
     if run.gather_bytes:
         whole_weights *= run.gather_bytes / size.weight
-    return (scatter, across, Exchange("all_gather", "shard", whole_weights, "pass", shards))
+    gather = Exchange("all_gather", "shard", whole_weights, "pass", shards)
+    if choice.slices == 1:
+        return (scatter, across, gather)
+    return (*_in_slices(scatter, work, choice), across, *_in_slices(gather, work, choice))
+
+
+def _in_slices(whole: Exchange, work: Work, choice: GroupChoice) -> tuple[Exchange, ...]:
+    """An exchange of all parameters as one for each weight in slices, and one for the rest."""
+    every = work.params + work.frozen_params
+    sizes = [whole.size * one.elements / every for one in work.weights if choice.cuts(one)]
+    rest = replace(whole, size=max(0.0, whole.size - sum(sizes)))
+    return (rest, *(replace(whole, size=size, count=choice.slices) for size in sizes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlplace.cost.slices import whole_share
 from rlplace.graph.types import Layout, Shard, Work
 from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh
 
@@ -79,14 +80,14 @@ def transient(
 
     The larger of two phases of its backward pass, the loss and all other ops with the unsharded
     gradients (ZeRO-2, 3); in both, the gathered parameters (ZeRO-3) and what a recomputed group
-    has saved again (`redone`).
+    has saved again (`redone`). Of parameters in slices, and of their gradients, a part is whole.
     """
     size, work = instance.bytes, layout.work
     gather = instance.execution.gather_bytes or size.weight
     weights = (work.params + work.frozen_params) * gather
-    shards = mesh.shards > 1
-    gathered = weights if choice.zero == 3 and shards else 0.0
-    gradients = work.params * size.gradient if choice.zero >= 2 and shards else 0.0
+    shards, share = mesh.shards > 1, whole_share(work, choice) if choice.slices > 1 else 1.0
+    gathered = weights * share if choice.zero == 3 and shards else 0.0
+    gradients = work.params * size.gradient * share if choice.zero >= 2 and shards else 0.0
     ops = _op_phase(instance, work, samples) + gradients
     peak = max(_loss_phase(instance, work, samples), ops)
     return peak + gathered + redone(instance, layout, choice, samples)

@@ -110,7 +110,7 @@ def _check_slices(instance: Instance, stage: Stage, at: int, field: str) -> None
         if holds:
             raise InputError(field, choice.slices, rule, 1)
     if not any(choice.cuts(one) for one in work.weights):
-        legal = sorted({n for each in rows for n in range(1, each + 1) if each % n == 0})
+        legal = tuple({n for each in rows for n in range(1, each + 1) if each % n == 0})
         rule = f"it divides the rows of a weight of {name}: {', '.join(map(str, rows))}"
         raise InputError(field, choice.slices, rule, nearest(choice.slices, legal))
 

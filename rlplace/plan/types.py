@@ -95,6 +95,7 @@ class Instance:
         recompute_modes: Recompute modes that a planner may choose. ``attention`` is offered only
             where it frees something, which is with the ``math`` kernel.
         offload: Whether a planner may keep optimizer states in the memory of the host.
+        slices: Numbers of slices into which a planner may cut weights that are gathered (ZeRO-3).
         tp_degrees: Degrees of the tp axis that a planner may choose; None for all that are legal
             and have layouts.
         loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
@@ -119,6 +120,7 @@ class Instance:
     zero_levels: tuple[int, ...] = (0, 1, 2, 3)
     recompute_modes: tuple[str, ...] = ("none", "full")
     offload: bool = False
+    slices: tuple[int, ...] = (1,)
     tp_degrees: tuple[int, ...] | None = None
     loss_chunks: int = 1
     fused: bool = False
@@ -146,8 +148,13 @@ class Instance:
         ):
             if not chosen or not set(chosen) <= set(all_of):
                 raise InputError(name, chosen, f"some of {all_of}, at least one", all_of)
+        if not self.slices or min(self.slices) < 1:
+            raise InputError("slices", self.slices, "numbers of slices, each at least 1", (1,))
         assert self.execution  # an unknown framework is refused here
         self._check_tp_degrees()
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
         for kind in self.cluster.kinds:
             if self.bytes.compute not in kind.peak_flops:
                 rule = f"{kind.name} has no {self.bytes.compute}"
@@ -228,6 +235,25 @@ class Instance:
         """Whether a planner may choose to offload a group's optimizer states, and not to."""
         able = all(kind.host_bandwidth for kind in self.cluster.kinds)
         return (False, True) if self.offload and able else (False,)
+
+    def slice_options(
+        self, work: Work, zero: int, recompute: str, of: tuple[int, ...] = ()
+    ) -> tuple[int, ...]:
+        """Which of `slices` a group can have on more than one shard; 1 where it can have none.
+
+        Args:
+            work: Of the group.
+            zero: Its ZeRO level.
+            recompute: Its recompute mode.
+            of: Numbers in place of `slices`.
+        """
+        offered = of or self.slices
+        chunked = self.loss_chunks > 1 and work.logits_bytes != Affine()
+        if offered == (1,) or zero != 3 or recompute != "none" or chunked:
+            return (1,)
+        rows = [weight.rows for weight in work.weights]
+        found = {n for n in offered if any(size % n == 0 for size in rows)}
+        return tuple(sorted(found)) or (1,)
 
     @property
     def optimizer_bytes(self) -> int:

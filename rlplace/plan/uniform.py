@@ -46,6 +46,7 @@ def uniform_plan(
     sequence_parallel: bool = False,
     recompute: Recompute | Literal["layer"] = "none",
     offload: bool = False,
+    slices: int = 1,
     schedule: str = "1f1b",
     virtual: int | None = None,
     balance: Literal["flops", "layers"] = "flops",
@@ -77,6 +78,8 @@ def uniform_plan(
             is redone; ``layer`` redoes all groups of a layer as one, as Megatron's full
             recomputation does.
         offload: Whether every group's optimizer states are in the memory of the host.
+        slices: Into how many slices weights that are gathered (ZeRO-3) are cut, in groups that
+            have some which it divides.
         schedule: Name of the schedule.
         virtual: Stages of each pipeline rank; by default what the schedule asks for (one, but two
             for ``interleaved`` and ``zb-v``).
@@ -108,6 +111,8 @@ def uniform_plan(
         near = balanced_cuts(instance, len(owner))
         raise InputError("cuts", cuts, f"{rule}, one a later stage", near)
     choices = _choices(instance, tp, zero, sequence_parallel, recompute, offload)
+    if dp_shard * cp > 1:
+        choices = tuple(_sliced(instance, *own, tp, slices) for own in enumerate(choices))
     size = tp * cp * dp
     stages = []
     for index, lane in enumerate(owner):
@@ -157,6 +162,16 @@ def _choices(
     return tuple(
         GroupChoice(name, zero, mode, offload) for name, mode in zip(names, modes, strict=True)
     )
+
+
+def _sliced(
+    instance: Instance, group: int, choice: GroupChoice, tp: int, slices: int
+) -> GroupChoice:
+    """The choice with its weights in slices, if that is legal."""
+    layouts = instance.graph.structure(group).layouts_with("tp", tp)
+    work = next(layout.work for layout in layouts if layout.name == choice.layout)
+    (able,) = instance.slice_options(work, choice.zero, choice.recompute, (slices,))
+    return replace(choice, slices=able)
 
 
 def _redone_by_layer(instance: Instance) -> tuple[Recompute, ...]:

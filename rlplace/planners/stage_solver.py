@@ -150,11 +150,12 @@ class StageSolver:
         layouts = described.layouts_at(mesh.tp)
         levels = self.instance.zero_levels if mesh.dp_shard > 1 else (0,)
         offered = (
-            GroupChoice(layout.name, zero, recompute, offload)  # type: ignore[arg-type]  # a mode
+            GroupChoice(layout.name, zero, recompute, offload, slices)  # type: ignore[arg-type]  # a mode
             for layout in layouts
             for zero in levels
             for recompute in self.instance.recompute_options(described.work)
             for offload in self.instance.offered_offload
+            for slices in self.instance.slice_options(layout.work, zero, recompute)
         )
         knows = self.cost.knows
         return tuple(one for one in offered if knows(self.instance, described, one, mesh))

@@ -245,5 +245,7 @@ def _layout(stage: Stage) -> str:
         parts.append("DDP" if choice.zero == 0 else f"ZeRO-{choice.zero}")
     if choice.recompute != "none":
         parts.append("recompute" if choice.recompute == "full" else "recompute attention")
+    if choice.slices > 1:
+        parts.append(f"{choice.slices} slices")
     text = ", ".join(parts) or "plain"
     return text if len(counted) == 1 else f"{text} (+{len(stage.choices) - count})"

@@ -50,7 +50,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Held:
-    """A parameter, or a slice of it that begins at `start`, as fragments name it: see `Fragment`."""
+    """A parameter, or a slice of one that begins at `start`, by its name: see `Fragment`."""
 
     name: str
     shape: tuple[int, ...]

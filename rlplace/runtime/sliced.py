@@ -87,7 +87,7 @@ class _Slicing:
     def _put(self, node: fx.Node) -> None:
         """Into the last step; a part of a tuple into that of the tuple, for tensors are fenced."""
         source = node.args[0] if node.target is operator.getitem else None
-        step = self._place[source] if source in self._place else self._steps[-1]
+        step = self._place.get(source, self._steps[-1])  # type: ignore[arg-type]  # any key
         step.append(node)
         self._place[node] = step
 
@@ -181,7 +181,7 @@ class _Cutting:
                 if (maker := self._owner.get(source, at)) != at:
                     self._gives[maker][self._name(source)] = source
         (output,) = next(node for node in nodes if node.op == "output").args
-        for name, node in zip(piece.writes, output, strict=True):  # type: ignore[arg-type]  # a tuple
+        for name, node in zip(piece.writes, output, strict=True):
             self._gives[self._owner.get(node, last)][name] = node
 
     def pieces(self) -> list[Piece]:

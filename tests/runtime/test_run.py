@@ -162,9 +162,7 @@ class Case:
         place = group - start
         return "joined" if place % 2 else "full"
 
-    def _with_slices(
-        self, graph: OpGraph, group: int, tp: int, choice: GroupChoice
-    ) -> GroupChoice:
+    def _with_slices(self, graph: OpGraph, group: int, tp: int, choice: GroupChoice) -> GroupChoice:
         own = replace(choice, slices=self.slices)
         layouts = graph.structure(group).layouts_with("tp", tp)
         (work,) = (layout.work for layout in layouts if layout.name == choice.layout)

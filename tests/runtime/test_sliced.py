@@ -41,7 +41,8 @@ class One(nn.Module):
         self.large = nn.Linear(16, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.large(x).square().mean()
+        hidden: Tensor = self.large(x)
+        return hidden.square().mean()
 
 
 class Mixed(nn.Module):
@@ -62,7 +63,8 @@ class Mixed(nn.Module):
         hidden = torch.addmm(self.shift, left * right.tanh(), self.transposed)
         hidden = F.dropout(hidden, 0.5) @ self.plain
         hidden = self.twice(self.twice(F.dropout(hidden, 0.5)))
-        return self.odd(hidden).square().mean()
+        out: Tensor = self.odd(hidden)
+        return out.square().mean()
 
 
 @functools.cache
@@ -75,8 +77,8 @@ def made(kind: type[nn.Module]) -> Model:
 
 
 def plan_of(model: Model, slices: int, schedule: str = "1f1b") -> Plan:
-    (group,) = model.graph.groups
-    stage = Stage(0, 1, Mesh((0, 1), 1, 2), (GroupChoice(zero=3, slices=slices),))
+    count = len(model.graph.groups)
+    stage = Stage(0, count, Mesh((0, 1), 1, 2), (GroupChoice(zero=3, slices=slices),) * count)
     return make_plan(
         Instance(model.graph, stand_in_cluster(2), 4, precision="fp32"), (stage,), 1, schedule
     )
@@ -85,7 +87,8 @@ def plan_of(model: Model, slices: int, schedule: str = "1f1b") -> Plan:
 @pytest.fixture(scope="module")
 def group() -> Iterator[Any]:
     """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not export it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rlplace.errors import InputError
@@ -84,13 +84,11 @@ def split(
             local = replace(local, piece=chunked(local.piece, plan.loss_chunks))
         local = replace(local, piece=prepared(local.piece, choice.recompute))
         rows = rows_of_slices(group, choice, layouts[group.index])
-        stream = Stream() if rows else None
-        for at, one in enumerate(sliced(local.piece, rows, choice.slices, group.index)):
-            if splits:
-                apart(one, program.trainable)
-            own = replace(local, piece=one)
-            part = part_of(piece, own, states, axis, group.index)
-            values.add(own, replace(part, stream=stream, goes_on=at > 0), choice.recompute)
+        pieces = sliced(local.piece, rows, choice.slices, group.index)
+        for one in pieces if splits else ():
+            apart(one, program.trainable)
+        for own, part in _parts(piece, local, pieces, states, axis, group.index):
+            values.add(own, part, choice.recompute)
     for sorting in after.sortings if after is not None else ():
         _add_moved(values, sorting.undone(program, device), sorting, form, states)
     gives = {program.outputs[0]: program.outputs[0]} if after is None else after.tensors
@@ -109,6 +107,22 @@ def _extracted(
     piece = extract(program, ops, device=device)
     more = [op for op in ops if op in leaving and op not in piece.writes]
     return extract(program, ops, (*piece.writes, *more), device) if more else piece
+
+
+def _parts(
+    piece: Piece,
+    local: Localized,
+    pieces: Sequence[Piece],
+    states: LocalStates,
+    axis: Axis | None,
+    group: int,
+) -> Iterator[tuple[Localized, Part]]:
+    """A part for each of the pieces that do what a group does; they draw one after the other."""
+    stream = Stream() if len(pieces) > 1 else None
+    for at, one in enumerate(pieces):
+        own = replace(local, piece=one)
+        part = part_of(piece, own, states, axis, group)
+        yield own, replace(part, stream=stream, goes_on=at > 0)
 
 
 def _add_moved(

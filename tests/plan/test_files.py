@@ -19,7 +19,13 @@ from rlplace.plan.types import Action, GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import uniform_plan
 
 degrees = st.integers(1, 64)
-choices = st.builds(GroupChoice, st.text(), st.integers(0, 3), st.sampled_from(["none", "full"]))
+choices = st.builds(
+    GroupChoice,
+    st.text(),
+    st.integers(0, 3),
+    st.sampled_from(["none", "full"]),
+    slices=st.integers(1, 8),
+)
 ranks = st.lists(st.integers(0, 4096), max_size=8).map(tuple)
 meshes = st.builds(Mesh, ranks, degrees, degrees, degrees, degrees)
 stages = st.builds(Stage, degrees, degrees, meshes, st.lists(choices, max_size=4).map(tuple))

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from rlplace.graph.program import export_program
 from rlplace.graph.sharding.nodes import op_name
-from rlplace.runtime.draws import drawing, draws, seed_of
+from rlplace.runtime.draws import Stream, drawing, draws, seed_of
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,19 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     torch.rand(5)
     with drawing(7, CPU):
         assert torch.equal(torch.rand(3), first)
+
+
+def test_parts_go_on_where_the_part_before_them_was() -> None:
+    with drawing(7, CPU):
+        wanted = torch.rand(3), torch.rand(2), torch.rand(4)
+    stream, found = Stream(), []
+    for at, count in enumerate((3, 2, 4)):
+        torch.rand(5)
+        with drawing(7, CPU, stream, goes_on=at > 0):
+            found.append(torch.rand(count))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    with drawing(7, CPU, stream):
+        assert torch.equal(torch.rand(3), wanted[0]), "the first part begins anew"
 
 
 def test_only_ops_that_draw_are_found() -> None:

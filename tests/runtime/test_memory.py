@@ -35,6 +35,7 @@ DEGREES: dict[str, dict[str, Any]] = {
     "zero1": {"dp_shard": 2, "zero": 1, "micro_batches": 2},
     "zero2": {"dp_shard": 2, "zero": 2, "micro_batches": 2},
     "zero3": {"dp_shard": 2, "zero": 3, "micro_batches": 2},
+    "zero3, slices": {"dp_shard": 2, "zero": 3, "micro_batches": 2, "slices": 4},
 }
 CASES = [(family, name) for family in ("gpt", "llama") for name in DEGREES]
 #: A gloo rank counts storages; the estimate counts by op, so that they differ by a few views.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ from tests.runtime.reference import MODELS, graph_of
 
 pytestmark = pytest.mark.dist
 
-#: Model, meshes (devices, dp_replicate, dp_shard, cp, tp), layout, ZeRO level, recompute.
-CASES = {
+#: Model, meshes (devices, dp_replicate, dp_shard, cp, tp), layout, ZeRO level, recompute, slices.
+CASES: dict[str, tuple[Any, ...]] = {
     "shard": ("gpt", [(2, 1, 1, 1, 2)], "shard", 0, "none"),
     "sequence": ("llama", [(2, 1, 1, 1, 2)], "sequence", 0, "none"),
     "shard, redone": ("llama", [(2, 1, 1, 1, 2)], "shard", 0, "full"),
@@ -32,6 +33,8 @@ CASES = {
     "zero1": ("gpt-untied", [(2, 1, 2, 1, 1)], "replicate", 1, "none"),
     "zero2": ("gpt-untied", [(2, 1, 2, 1, 1)], "replicate", 2, "none"),
     "zero3": ("gpt-untied", [(2, 1, 2, 1, 1)], "replicate", 3, "full"),
+    "zero3, slices": ("gpt-untied", [(2, 1, 2, 1, 1)], "replicate", 3, "none", 4),
+    "zero3, slices x tp": ("llama", [(4, 1, 2, 1, 2)], "shard", 3, "none", 2),
     "zero2, replicas of shards": ("llama", [(4, 2, 2, 1, 1)], "replicate", 2, "none"),
     "zero1 x tp": ("llama", [(4, 1, 2, 1, 2)], "shard", 1, "none"),
     "pp": ("llama", [(1, 1, 1, 1, 1)] * 2, "replicate", 0, "none"),
@@ -44,8 +47,9 @@ BATCH, MICRO_BATCHES = 8, 2
 
 
 def job(name: str) -> tuple[Instance, Job]:
-    model, shapes, layout, zero, recompute = CASES[name]
+    model, shapes, layout, zero, recompute, *slices = CASES[name]
     graph = graph_of(model)
+    instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
     stages, device = [], 0
     for index, (size, *degrees) in enumerate(shapes):
         mesh = Mesh(tuple(range(device, device + size)), *degrees)
@@ -55,13 +59,15 @@ def job(name: str) -> tuple[Instance, Job]:
         )
         choices = []
         for group in span:
-            names = [own.name for own in graph.structure(group).layouts_with("tp", mesh.tp)]
+            layouts = graph.structure(group).layouts_with("tp", mesh.tp)
+            names = [own.name for own in layouts]
             first = group == span.start or recompute != "joined"
             mode = "full" if first and recompute == "joined" else recompute
             chosen = layout if layout in names else "shard" if "shard" in names else "replicate"
-            choices.append(GroupChoice(chosen, zero, mode))  # type: ignore[arg-type]  # of a table
+            own = next(found for found in layouts if found.name == chosen)
+            able = instance.slice_options(own.work, zero, mode, tuple(slices))
+            choices.append(GroupChoice(chosen, zero, mode, slices=able[0]))
         stages.append(Stage(span.start, span.stop, mesh, tuple(choices)))
-    instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
     plan = make_plan(instance, tuple(stages), MICRO_BATCHES, "1f1b")
     options = Options(steps=1, warmup=0)
     return instance, Job(plan, graph, *MODELS[model], options)

@@ -8,6 +8,9 @@ coupling into a price: for each price of a ladder every group takes its cheapest
 sums then give every interval of groups at once. Equal layers all change their option at the same
 price, so between the last price that does not fit and the first one that does, a stage takes the
 former from some group on: as many layers recompute as memory asks for, not all or none.
+
+Bytes that come and go are those of the group that has most, and have no price. Where weights may be
+cut into slices, which free nothing else, each of equal groups pays its part of one.
 """
 
 from __future__ import annotations
@@ -249,10 +252,14 @@ def _table(
     size = column("static") + in_flight * column("saved")
     hidden = min(cost.hidden for row in costs for cost in row)
     step = forward + backward + ((1.0 - hidden) * reduce + optimizer) / micro_batches
+    slices = any(choice.slices > 1 for row in options for choice in row)
+    priced = size + transient / len(owner) if slices else size
     unit = step.min(axis=1)[owner].sum() / max(size.min(axis=1)[owner].sum(), 1.0)
     picks = np.array(
         [
-            np.argmin(step + weight * hidden * reduce / micro_batches + price * unit * size, axis=1)
+            np.argmin(
+                step + weight * hidden * reduce / micro_batches + price * unit * priced, axis=1
+            )
             for weight in _REDUCE_WEIGHTS
             for price in _PRICES
         ]

@@ -30,7 +30,8 @@ class Net(nn.Module):
         hidden = torch.addmm(self.shift, hidden, self.added) @ self.right
         hidden = self.twice(self.twice(hidden)) @ self.viewed.t()
         hidden = self.shared(hidden) + self.shared.bias
-        return (hidden @ self.fixed).square().mean()
+        out: Tensor = hidden @ self.fixed
+        return out.square().mean()
 
 
 class Overwritten(nn.Module):

@@ -90,6 +90,11 @@ def test_a_uniform_plan_has_slices_where_they_are_legal() -> None:
     plan = uniform_plan(_INSTANCE, zero=3, slices=4)
     check(_INSTANCE, plan)
     assert [choice.slices for choice in plan.stages[0].choices] == [4, 1]
-    for degrees in ({"zero": 2}, {"zero": 3, "recompute": "full"}, {"zero": 3, "pp": 2}):
-        other = uniform_plan(_INSTANCE, slices=4, **degrees)  # type: ignore[arg-type]  # of a table
+    legal_apart: list[dict[str, Any]] = [
+        {"zero": 2},
+        {"zero": 3, "recompute": "full"},
+        {"zero": 3, "pp": 2},
+    ]
+    for degrees in legal_apart:
+        other = uniform_plan(_INSTANCE, slices=4, **degrees)
         assert {choice.slices for stage in other.stages for choice in stage.choices} == {1}

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from rlplace.cluster.types import Link
+from rlplace.graph.library import build
+from rlplace.plan.check import check
 from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.plan.uniform import make_plan
@@ -215,3 +217,31 @@ def test_a_tied_parameter_is_held_once(mesh: Mesh, memory: float) -> None:
     apart = StageSolver(replace(instance, graph=replace(graph, tied=())))
     assert (row.memory[1:] == apart.row(groups, mesh, 4, 1).memory[1:]).all()
     assert row.memory[0] < apart.row(groups, mesh, 4, 1).memory[0] or row.split[0] < groups
+
+
+def test_slices_are_chosen_where_whole_weights_do_not_fit() -> None:
+    graph = build("gpt", layers=1, hidden=64, heads=4, ffn=256, vocab=64, seq_len=4)
+    asked = Instance(graph, _INSTANCE.cluster, 8, precision="fp32", recompute_modes=("none",))
+    offered, mesh = replace(asked, slices=(1, 4)), Mesh((0, 1, 2, 3), 1, 4)
+    every = [option for index in range(len(graph.structures)) for option in _options(asked, index)]
+    more = [option for index in range(len(graph.structures)) for option in _options(offered, index)]
+    assert {option for option in more if option.slices == 1} == set(every)
+    assert {(o.zero, o.slices) for o in more if o.slices > 1} == {(3, 4)}
+
+    def least(instance: Instance) -> float:
+        """Memory of the leanest stage."""
+        solver = StageSolver(_limited(instance, 1.0))
+        choices = solver.choices(0, len(graph.groups), mesh, 1, 1)
+        return _whole(_limited(instance, 80e9), mesh, 1, choices)[2]
+
+    whole, cut = least(asked), least(offered)
+    assert cut < whole
+    for instance, slices in ((asked, {1}), (offered, {1, 4})):
+        solver = StageSolver(_limited(instance, (whole + cut) / 2))
+        choices = solver.choices(0, len(graph.groups), mesh, 1, 1)
+        assert {choice.slices for choice in choices} == slices
+        check(instance, make_plan(instance, (Stage(0, len(graph.groups), mesh, choices),), 1))
+
+
+def _options(instance: Instance, structure: int) -> tuple[GroupChoice, ...]:
+    return StageSolver(instance).options(structure, Mesh((0, 1, 2, 3), 1, 4))

@@ -66,7 +66,7 @@ def job(name: str) -> tuple[Instance, Job]:
             chosen = layout if layout in names else "shard" if "shard" in names else "replicate"
             own = next(found for found in layouts if found.name == chosen)
             able = instance.slice_options(own.work, zero, mode, tuple(slices))
-            choices.append(GroupChoice(chosen, zero, mode, slices=able[0]))
+            choices.append(GroupChoice(chosen, zero, mode, slices=able[0]))  # type: ignore[arg-type]  # of a table
         stages.append(Stage(span.start, span.stop, mesh, tuple(choices)))
     plan = make_plan(instance, tuple(stages), MICRO_BATCHES, "1f1b")
     options = Options(steps=1, warmup=0)

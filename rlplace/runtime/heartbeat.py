@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 from torch.distributed.distributed_c10d import Store
 
+from rlplace.runtime.frozen import end_if_frozen
+
 #: Seconds between two signs, and without one after which a rank counts as lost.
 PERIOD, SILENCE = 1.0, 3.0
 #: Seconds that a rank has to end by itself once it is known that one has failed.
@@ -102,8 +104,9 @@ class Heartbeat:
             return
         now = time.monotonic()
         self._failed_at = self._failed_at or now
+        first = json.loads(self._store.get(failure_key(self._joined)))
+        end_if_frozen(self._store, self._joined, first["rank"])
         if now - self._failed_at > GRACE and not self._over.is_set():
-            first = json.loads(self._store.get(failure_key(self._joined)))
             sys.stderr.write(
                 f"rank {self._rank} still waits and is ended: rank {first['rank']} failed: "
                 f"{first['cause']}\n"

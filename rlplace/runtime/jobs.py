@@ -21,6 +21,10 @@ from rlplace.runtime.options import Options
 Argument = str | int | float | bool | None
 
 
+#: Seconds that a rank is stopped in a pause.
+PAUSE = 3.0
+
+
 @dataclass(frozen=True)
 class Fault:
     """A failure on purpose, so that a test can see what the other ranks do.
@@ -28,14 +32,14 @@ class Fault:
     Args:
         rank: The rank that fails.
         step: After which step, or in which one where a phase is given; the first is 0.
-        kind: It is killed, raises, stops answering, or finds its disk full.
+        kind: It is killed, raises, stops for good or for `PAUSE` seconds, or finds its disk full.
         phase: Kind of an event of this step (``F``, ``B``, ``reduce``, ``optimizer``), or
             ``checkpoint``: while it writes what was saved after this step.
     """
 
     rank: int
     step: int
-    kind: Literal["kill", "raise", "stop", "full"] = "kill"
+    kind: Literal["kill", "raise", "stop", "pause", "full"] = "kill"
     phase: str = ""
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,15 @@ import torch.distributed as dist
 from rlplace.errors import InputError
 from rlplace.graph.library import spec
 from rlplace.graph.program import Program, export_program
-from rlplace.runtime.jobs import Fault, Job, read_jobs, write_codes, write_error, write_result
+from rlplace.runtime.jobs import (
+    PAUSE,
+    Fault,
+    Job,
+    read_jobs,
+    write_codes,
+    write_error,
+    write_result,
+)
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.model import cast, library_batches
 from rlplace.runtime.ranks import Ranks, die_with_parent
@@ -251,6 +260,8 @@ def _fail(fault: Fault) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if fault.kind == "raise":
         raise RuntimeError(f"rank {fault.rank} fails on purpose after step {fault.step}")
+    if fault.kind == "pause":
+        subprocess.Popen(["sh", "-c", f"sleep {PAUSE}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
 

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from torch.distributed.rendezvous import rendezvous
 
 from rlplace.errors import InputError, RankFailedError
+from rlplace.runtime.frozen import end_if_frozen, note_place
 from rlplace.runtime.heartbeat import Heartbeat, failure_key, find_lost
 
 T = TypeVar("T")
@@ -115,6 +116,7 @@ class World:
         try:
             self.store.wait([key], timedelta(seconds=self.timeout))
         except RuntimeError as error:
+            end_if_frozen(self.store, self.joined, rank)
             raise RankFailedError(
                 f"rank {rank} said nothing for {self.timeout:.0f} s before the first collective"
             ) from error
@@ -132,6 +134,7 @@ class World:
                 own = find_lost(self.store, self.joined, self.rank, self.size) or own
             said = self.store.compare_set(failure_key(self.joined), "", json.dumps(own))
             first = json.loads(said.decode())
+            end_if_frozen(self.store, self.joined, first["rank"])
         except (RuntimeError, ValueError):
             first = own
         return RankFailedError(f"rank {first['rank']} failed: {first['cause']}")
@@ -190,6 +193,7 @@ def join(device: str = "cpu", timeout: float = 600.0) -> World:
     store = _get_default_store()
     rank = dist.get_rank()
     joined = store.add(f"rlplace/joined/{rank}", 1)
+    note_place(store, joined, rank)
     return World(rank, dist.get_world_size(), store, place, timeout, owned, joined)
 
 

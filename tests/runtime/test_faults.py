@@ -9,7 +9,7 @@ import pytest
 from rlplace.errors import RankFailedError
 from rlplace.runtime import manifest
 from rlplace.runtime.checkpoint import Checkpoints
-from rlplace.runtime.jobs import Fault, Job
+from rlplace.runtime.jobs import PAUSE, Fault, Job
 from rlplace.runtime.pool import Pool
 from tests.runtime.test_run import Case
 
@@ -49,12 +49,23 @@ def test_a_lost_rank_is_named_and_training_goes_on_from_the_last_checkpoint(
     with pytest.raises(RankFailedError) as caught:
         pool.run([job(tmp_path / "run", fault)], limit=60)
     assert f"rank {fault.rank} failed: no sign of life" in str(caught.value)
+    assert f"rank {fault.rank} was ended by SIGKILL" in str(caught.value)  # by another if stopped
     last = manifest.latest_good(tmp_path / "run")
     assert last is not None
     step = manifest.read_manifest(last)["step"]
     assert step in good
     (rest,) = pool.run([job(tmp_path / "run")], limit=60)
     assert rest.losses == whole.losses[step:]
+
+
+def test_a_rank_that_pauses_for_less_than_the_time_out_is_waited_for(
+    tmp_path: Path, pool: Pool
+) -> None:
+    assert PAUSE < TIMEOUT
+    (whole,) = pool.run([job(tmp_path / "whole")], limit=60)
+    (run,) = pool.run([job(tmp_path / "run", Fault(1, 3, "pause", "B"))], limit=60)
+    assert run.losses == whole.losses
+    assert max(run.step_times) >= PAUSE - 1.0 > max(whole.step_times)
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, pool: Pool) -> None:

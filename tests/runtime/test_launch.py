@@ -44,7 +44,7 @@ def test_progress_and_result() -> None:
     [
         ("kill", "rank 1 was ended by SIGKILL"),
         ("raise", "rank 1 failed: RuntimeError: rank 1 fails on purpose after step 1"),
-        ("stop", r"rank 1 did not answer"),
+        ("stop", r"rank 1 was ended by SIGKILL \(rank 0: rank 1 failed: no sign of life"),
     ],
 )
 def test_a_rank_that_fails_stops_the_others(kind: str, cause: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,11 +76,19 @@ class Position:
 
 
 @dataclass(frozen=True)
+class _Settings:
+    """What a parameter group is set to, learning rate among it, and the names of its parameters."""
+
+    names: list[str]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class _Part:
     """What a rank says when its files are written: them, optimizer settings, other objects."""
 
     files: list[manifest.FileNote]
-    settings: list[dict[str, Any]]
+    settings: list[_Settings]
     objects: dict[str, Any]
 
 
@@ -254,7 +263,7 @@ class Checkpointer:
         keep: int | None,
         own: list[Piece],
         objects: dict[str, Any],
-        settings: list[dict[str, Any]],
+        settings: list[_Settings],
     ) -> None:
         part = manifest.scratch(root, position.step)
         try:
@@ -300,29 +309,40 @@ def _snapshot(assembly: Assembly) -> Iterable[Piece]:
             yield Piece(piece.holding, piece.rank, piece.start, copy)
 
 
-def _settings(assembly: Assembly) -> list[dict[str, Any]]:
-    """The settings of the optimizer's parameter groups, learning rates among them."""
-    groups = assembly.optimizer.param_groups if assembly.optimizer is not None else []
-    return [{name: group[name] for name in group if name != "params"} for group in groups]
+def _settings(assembly: Assembly) -> list[_Settings]:
+    """What the optimizer of this rank is set to, by parameter group."""
+    if assembly.optimizer is None or assembly.reducer is None:
+        return []
+    names = {id(param): name for name, param in assembly.params().items()}
+    inside: dict[int, list[str]] = defaultdict(list)
+    for run in assembly.reducer.runs:
+        inside[id(run.stepped)].append(names[id(run.param)])
+    return [
+        _Settings(
+            [name for param in group["params"] for name in inside[id(param)]],
+            {name: value for name, value in group.items() if name != "params"},
+        )
+        for group in assembly.optimizer.param_groups
+    ]
 
 
 def _save_objects(path: Path, every: Iterable[_Part]) -> None:
     """Save what the ranks have beside tensors; an object is alike on all ranks that have it."""
     objects: dict[str, Any] = {}
-    settings: dict[str, dict[str, Any]] = {}
+    settings: list[tuple[list[str], dict[str, Any]]] = []
     for part in every:
         objects = part.objects | objects
-        settings |= {repr(sorted(group.items())): group for group in part.settings}
-    torch.save({"objects": objects, "settings": list(settings.values())}, path)
+        settings += [(one.names, one.values) for one in part.settings]
+    torch.save({"objects": objects, "settings": settings}, path)
 
 
-def _take_settings(assembly: Assembly, saved: list[dict[str, Any]]) -> None:
-    """Give every parameter group the settings that a group like it had."""
-    for group in assembly.optimizer.param_groups if assembly.optimizer is not None else []:
-        like = [one for one in saved if all(group.get(n) == one[n] for n in one if n != "lr")]
-        like.sort(key=lambda one: bool(one["lr"] != group["lr"]))
-        if like or len(saved) == 1:
-            group.update((like or saved)[0])
+def _take_settings(assembly: Assembly, saved: Iterable[tuple[list[str], dict[str, Any]]]) -> None:
+    """Give every parameter group the settings that its parameters had, as torch does."""
+    known = {name: values for names, values in saved for name in names}
+    own = assembly.optimizer.param_groups if assembly.optimizer is not None else []
+    for group, settings in zip(own, _settings(assembly), strict=True):
+        found = [known[name] for name in settings.names if name in known]
+        group.update(found[0] if found else {})
 
 
 def _refuse_other(path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST, _PREFIX, _BLOCK = "manifest.json", "step-", 1 << 20
 
 

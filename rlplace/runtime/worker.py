@@ -8,9 +8,9 @@ of folders with jobs, a line each, on stdin. A line on stdout says when an order
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -42,6 +42,9 @@ from rlplace.runtime.world import World, join
 
 #: In place of the name of an order: end the ranks, but keep the models.
 STOP = "stop"
+
+#: Bytes of a file that still fit where a disk is full: a few lines of stderr.
+_SMALL = 2048
 
 #: What a rank says when it has run an order, or refused it before any collective.
 _DONE, _REFUSED = b".", b"!"
@@ -172,7 +175,10 @@ def _serve(world: World, order: Path, programs: Mapping[str, Program]) -> bytes:
         for index, job in enumerate(read_jobs(order)[0]):
             listener = _Listener(world.rank, index, job.fault)
             program = programs[program_key(job)]
-            measurement = run_job(world, job, program, listener.on_step, listener.on_phase)
+            try:
+                measurement = run_job(world, job, program, listener.on_step, listener.on_phase)
+            finally:
+                _limit_files(None)
             if world.rank == 0:
                 write_result(order, index, measurement)
     except Exception as error:
@@ -253,11 +259,17 @@ class _Listener:
             _fail(fault)
 
 
+def _limit_files(size: int | None) -> None:
+    """Let the kernel refuse files of this process beyond so many bytes, as a full disk does."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
 def _fail(fault: Fault) -> None:
     sys.stderr.write(f"rank {fault.rank} fails on purpose at {time.time():.3f}\n")
     sys.stderr.flush()
     if fault.kind == "full":
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return _limit_files(_SMALL)
     if fault.kind == "raise":
         raise RuntimeError(f"rank {fault.rank} fails on purpose after step {fault.step}")
     if fault.kind == "pause":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,38 @@ def test_a_rank_that_pauses_for_less_than_the_time_out_is_waited_for(
     (run,) = pool.run([job(tmp_path / "run", Fault(1, 3, "pause", "B"))], limit=60)
     assert run.losses == whole.losses
     assert max(run.step_times) >= PAUSE - 1.0 > max(whole.step_times)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many bytes; skips where this user may not."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(size: int) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    subprocess.run(["umount", str(place)], capture_output=True, check=False)
+
+
+def test_a_disk_that_is_full_keeps_the_last_checkpoint(
+    tmp_path: Path, pool: Pool, small_disk: Callable[[int], Path]
+) -> None:
+    (whole,) = pool.run([job(tmp_path / "whole")], limit=60)
+    last = manifest.latest_good(tmp_path / "whole")
+    assert last is not None
+    size = sum(path.stat().st_size for path in last.iterdir())
+    disk = small_disk(size + size // 2)  # for one and a half
+    (run,) = pool.run([job(disk)], limit=60)
+    assert run.losses == whole.losses
+    assert [folder.name for folder in disk.iterdir()] == ["step-00000002"]
+    (rest,) = pool.run([job(disk)], limit=60)
+    assert rest.losses == whole.losses[2:]
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, pool: Pool) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # not in its stubs
 
 from rlplace.runtime.frozen import end_if_frozen, note_place
 

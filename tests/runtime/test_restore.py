@@ -107,7 +107,7 @@ PLANS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def make(frozen: bool) -> nn.Module:
     """A tiny GPT with tied embeddings; the first layer may be frozen."""
-    module: nn.Module = spec("gpt", **ARGS).make().train()  # type: ignore[arg-type]  # of ints
+    module: nn.Module = spec("gpt", **ARGS).make().train()
     for name, param in module.named_parameters():
         param.requires_grad_(not frozen or ".0." not in name)
     return module
@@ -115,7 +115,7 @@ def make(frozen: bool) -> nn.Module:
 
 def batch(index: int) -> dict[str, torch.Tensor]:
     """Batch of an index."""
-    made = spec("gpt", **ARGS).example(BATCH, index)  # type: ignore[arg-type]  # of ints
+    made = spec("gpt", **ARGS).example(BATCH, index)
     assert isinstance(made, dict)
     return made
 

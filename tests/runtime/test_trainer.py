@@ -19,6 +19,7 @@ SCRIPT = """
 import json
 import math
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -142,6 +143,16 @@ with trainer(example=DATA[0], options=kept) as keeper:
         except (InputError, RankFailedError) as error:
             found[name] = str(error)
     found["after mistakes"] = keeper.step(DATA[4]).step
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if world.rank:  # the kernel refuses longer files, as a full disk does
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        keeper.save()
+    except RankFailedError as error:
+        found["full disk"] = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    keeper.step(DATA[5])
+    found["after a full disk"] = int(keeper.save().name[-1])
 
 for name, call in {
     "no folder": lambda: trainer(example=DATA[0]).save(),
@@ -316,6 +327,7 @@ def test_a_loop_of_ones_own_goes_back_to_what_it_saved(found: list[dict[str, Any
         assert rank["newest"] == 2
         assert rank["kept"] == [3, ["step-00000002", "step-00000003"]]
         assert rank["after mistakes"] == 4
+        assert rank["after a full disk"] == 5
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -335,6 +347,7 @@ def test_another_plan_goes_on_from_what_was_saved_and_back(
         ("no folder to load", "path=None: give a folder"),
         ("too early", "example=None"),
         ("no checkpoint", "nowhere': is neither a checkpoint"),
+        ("full disk", "checkpoint not written: rank 1: OSError: .*File too large"),
         ("damaged", "the checkpoint is damaged: manifest.json is missing"),
         ("empty", "data='empty': must yield a batch"),
         ("accumulate", "accumulate=0: must be at least 1"),

@@ -18,7 +18,10 @@ COLOURS = {
     "optimizer": "#b279a2",
     "send": "#9d9d9d",
     "wait": "#e8e8e8",
+    "checkpoint": "#e45756",
 }
+#: What goes on beside compute: how far from the middle of the row its strip is.
+_STRIPS = {"send": 0.4, "checkpoint": -0.4}
 _NAMES = {
     "F": "forward",
     "B": "backward",
@@ -33,7 +36,7 @@ _ACTIONS = ("F", "B", "W")
 class Bar:
     """One bar of a picture: its row (device), its span in milliseconds, and its label.
 
-    A send may run beside compute: it is drawn as a strip below.
+    What may run beside compute is a strip: a send below, the writing of a checkpoint above.
     """
 
     row: int
@@ -45,12 +48,12 @@ class Bar:
     @property
     def height(self) -> float:
         """Of a row's height."""
-        return 0.15 if self.kind == "send" else 0.8
+        return 0.15 if self.kind in _STRIPS else 0.8
 
     @property
     def middle(self) -> float:
         """Where it is, in rows."""
-        return self.row + (0.4 if self.kind == "send" else 0.0)
+        return self.row + _STRIPS.get(self.kind, 0.0)
 
 
 def bars(timeline: Timeline) -> list[Bar]:

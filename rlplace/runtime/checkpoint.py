@@ -210,7 +210,12 @@ class Checkpointer:
         own = list(_snapshot(self._assembly))
         objects = {name: one.state_dict() for name, one in self._objects.items()}
         arguments = (position, root, keep, own, objects, _settings(self._assembly))
-        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
+
+        def work() -> None:
+            with self._assembly.recorder.aside("checkpoint"):
+                self._write(*arguments)
+
+        self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
     def _end(self) -> BaseException | None:

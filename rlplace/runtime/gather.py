@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from rlplace.graph.types import Placement
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly
-from rlplace.runtime.measure import Measurement, merge
+from rlplace.runtime.measure import Measurement, merge, within
 from rlplace.runtime.memory import tensor_bytes
 from rlplace.runtime.shard import unshard
 from rlplace.runtime.weight_slices import joined
@@ -34,6 +35,7 @@ class Notes:
         traffic: Bytes it gave to each kind of communication, all steps.
         executed: The actions that it ran in a step, as text.
         peak_phase: What it did when its passes held most.
+        beside: What other threads did meanwhile.
     """
 
     starts: list[float]
@@ -45,6 +47,7 @@ class Notes:
     traffic: dict[str, int]
     executed: str = ""
     peak_phase: str = ""
+    beside: list[Event] = field(default_factory=list)
 
 
 def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measurement:
@@ -53,10 +56,11 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
     dist.all_gather_object(every, own)
     notes: list[Notes] = every
     begins = [min(n.starts[i] for n in notes) for i in range(len(own.starts))]
-    times = [max(n.ends[i] for n in notes) - begin for i, begin in enumerate(begins)]
+    ends = [max(n.ends[i] for n in notes) for i in range(len(own.starts))]
+    times = [end - begin for begin, end in zip(begins, ends, strict=True)]
     counted = sorted(range(warmup, len(times)), key=lambda index: times[index])
     middle = counted[len(counted) // 2] if counted else None
-    events = [] if middle is None else [e for n in notes for e in n.events[middle]]
+    events = [] if middle is None else _events(notes, middle, begins[middle], ends[middle])
     traffic: Counter[str] = Counter()
     for note in notes:
         traffic.update(note.traffic)
@@ -77,6 +81,11 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
             for n in notes
         ),
     )
+
+
+def _events(notes: Iterable[Notes], step: int, start: float, end: float) -> list[Event]:
+    """All events of a step, and the parts of what went on beside it."""
+    return [e for n in notes for e in (*n.events[step], *within(n.beside, start, end))]
 
 
 def memory_use(assembly: Assembly, kept: int, live: int, device: torch.device) -> MemoryUse:

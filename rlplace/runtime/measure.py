@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -132,6 +132,8 @@ class Recorder:
         self._rank, self._device = rank, device
         self.active = False
         self.events: list[Event] = []
+        #: What other threads did beside the steps, all that is over.
+        self.beside: list[Event] = []
         self._last = ("start", -1, -1)
         #: Called with the kind of every event when it begins.
         self.on_phase: Callable[[str], None] = lambda kind: None
@@ -160,6 +162,24 @@ class Recorder:
             torch.cuda.synchronize(self._device)
         event = Event(self._rank, kind, stage, micro_batch, start, time.perf_counter())
         self.events.append(event)
+
+    @contextmanager
+    def aside(self, kind: str) -> Iterator[None]:
+        """Note what a thread runs inside, beside the steps."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.beside.append(Event(self._rank, kind, -1, -1, start, time.perf_counter()))
+
+
+def within(events: Iterable[Event], start: float, end: float) -> list[Event]:
+    """The parts of events that lie between two moments."""
+    return [
+        replace(e, start=max(e.start, start), end=min(e.end, end))
+        for e in events
+        if e.start < end and e.end > start
+    ]
 
 
 def merge(events: list[Event], origin: float, title: str = "") -> Timeline:

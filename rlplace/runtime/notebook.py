@@ -90,6 +90,7 @@ class Notebook:
         notes = self._notes
         notes.memory = memory_use(assembly, self._tracker.peak, self._live.peak, world.device)
         notes.peak_phase = self._live.peak_phase
+        notes.beside = list(assembly.recorder.beside)
         notes.resident = resident_peak() - self._before
         if assembly.interpreter is not None:
             notes.executed = format_orders([assembly.interpreter.executed])

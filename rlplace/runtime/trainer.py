@@ -276,6 +276,7 @@ class Trainer:
 
         Rank 0 alone has `tensors`, where the options ask for them.
         """
+        self._saves().wait()  # so that its events are among those of the timeline
         assert self._notebook is not None
         with self._guarded():
             result = self._notebook.measurement(self.world, self.plan, self.assembly)

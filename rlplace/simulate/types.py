@@ -11,7 +11,8 @@ class Event:
     """One bar of a timeline: what a device did from `start` to `end` (seconds).
 
     `kind` is ``F``, ``B``, ``W`` (as of an `rlplace.plan.types.Action`), ``reduce``, ``optimizer``,
-    ``send`` or ``wait``.
+    ``send`` or ``wait``; in a measured one also ``checkpoint``, for the part of its writing that
+    went on beside the step.
     """
 
     device: int

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlplace.errors import InputError
-from rlplace.runtime.measure import Measurement, Recorder, merge
+from rlplace.runtime.measure import Measurement, Recorder, merge, within
 from rlplace.runtime.memory import ActivationTracker, LiveTracker, tensor_bytes
 from rlplace.simulate.types import Event, MemoryUse, Timeline
 
@@ -51,6 +51,18 @@ def test_merge_orders_and_moves() -> None:
     line = merge(events, 10.0)
     assert [(e.kind, e.start) for e in line.events] == [("F", 0.5), ("B", 2.0)]
     assert line.seconds == 3.0
+
+
+def test_what_goes_on_beside_a_step_is_cut_to_it() -> None:
+    recorder = Recorder(1, torch.device("cpu"))
+    with recorder.aside("checkpoint"):
+        pass
+    (event,) = recorder.beside
+    assert (event.device, event.kind) == (1, "checkpoint")
+    assert recorder.doing == "start"
+    every = [Event(0, "checkpoint", -1, -1, *span) for span in ((0, 1), (0, 3), (2.5, 9), (4, 5))]
+    cut = within(every, 2.0, 4.0)
+    assert [(one.start, one.end) for one in cut] == [(2.0, 3.0), (2.5, 4.0)]
 
 
 def test_the_tracker_counts_what_backward_needs() -> None:

@@ -6,8 +6,11 @@ Models run in float64; what is left are their losses, which the library computes
 from __future__ import annotations
 
 import functools
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ from rlplace.plan.types import (
     redoes_attention,
 )
 from rlplace.plan.uniform import make_plan
+from rlplace.report.timeline_view import save_trace
 from rlplace.runtime.boundary import layouts_of
 from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
@@ -508,6 +512,26 @@ def test_equals_one_process(name: str) -> None:
         assert error <= TOLERANCE * max(float(wanted.abs().max()), 1e-3 * largest), key
     frozen = case.model == "whisper"  # the positions of its encoder
     assert checked >= 2 * sum(key.startswith("weight/") for key in tensors) - frozen
+
+
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.rows == BATCH])
+def test_the_timeline_has_every_action_of_the_plan_in_its_order(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    plan, line = case.plan(), measured(case.start)[name].timeline
+    for mesh, own in zip(lanes(plan), actions(plan), strict=True):
+        for device in mesh.devices:
+            events = [event for event in line.events if event.device == device]
+            ran = [event for event in events if event.kind in ("F", "B", "W")]
+            assert [(e.kind, e.stage, e.micro_batch) for e in ran] == [
+                (action.kind, action.stage, action.micro_batch) for action in own
+            ]
+            assert all(a.end <= b.start for a, b in pairwise(ran))
+            last = [event.kind for event in events if event.start >= ran[-1].end]
+            assert last[-2:] == ["reduce", "optimizer"]
+    assert {event.device for event in line.events} == set(plan.devices)
+    trace = json.loads(save_trace(line, tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(trace) == len(line.events)
+    assert all(one["ts"] >= 0.0 and one["dur"] >= 0.0 and one["ph"] == "X" for one in trace)
 
 
 @pytest.mark.parametrize("name", DROPOUT)

@@ -22,6 +22,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from rlplace.errors import InputError, RankFailedError
 from rlplace.graph.capture import capture
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
+from rlplace.report.timeline_view import chrome_trace
 from rlplace.runtime.checkpoint import Checkpoints
 from rlplace.runtime.options import Options
 from rlplace.runtime.trainer import Trainer
@@ -42,6 +44,7 @@ loss = nn.MSELoss()
 graph = capture(Net(), (DATA[0][0],), loss=loss, targets=DATA[0][1])
 instance = Instance(graph, stand_in_cluster(2), 8, precision="fp32")
 plan = uniform_plan(instance, pp=2)
+MICRO_BATCHES = plan.micro_batches
 world = join("cpu", 30)
 world.owned = False
 found = {}
@@ -66,6 +69,20 @@ class Stopper:
             os.kill(os.getpid(), signal.SIGINT)
     def end(self):
         self.ended = True
+
+
+class Begun:
+    # Lets the writing of a checkpoint last until the step after it has begun.
+    forwards = 0
+    moved = threading.Condition()
+    def __call__(self, phase):
+        kind, _, steps = phase.partition(" ")
+        with self.moved:
+            if kind == "F":
+                self.forwards += 1
+                self.moved.notify_all()
+            if kind == "checkpoint" and int(steps) < 5:
+                self.moved.wait_for(lambda: self.forwards > int(steps) * MICRO_BATCHES, 60)
 
 
 with trainer(accumulate=2, scheduler=halves) as one:
@@ -153,6 +170,14 @@ with trainer(example=DATA[0], options=kept) as keeper:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     keeper.step(DATA[5])
     found["after a full disk"] = int(keeper.save().name[-1])
+
+writes = Checkpoints(f"{root}-timed", every=1)
+options, begun = Options(steps=4, warmup=1, checkpoint=writes), Begun()
+with trainer(options=options, on_phase=begun) as timed:
+    timed.fit(DATA[:5])
+    line = timed.measurement().timeline
+    found["beside"] = [[e.device, e.start, e.end] for e in line.events if e.kind == "checkpoint"]
+    found["line"] = [line.seconds, len(chrome_trace(line)["traceEvents"]), len(line.events)]
 
 for name, call in {
     "no folder": lambda: trainer(example=DATA[0]).save(),
@@ -328,6 +353,14 @@ def test_a_loop_of_ones_own_goes_back_to_what_it_saved(found: list[dict[str, Any
         assert rank["kept"] == [3, ["step-00000002", "step-00000003"]]
         assert rank["after mistakes"] == 4
         assert rank["after a full disk"] == 5
+
+
+def test_the_writing_of_a_checkpoint_is_on_the_timeline(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        seconds, traced, events = rank["line"]
+        assert sorted(device for device, _, _ in rank["beside"]) == [0, 1]
+        assert all(0.0 <= start < end <= seconds for _, start, end in rank["beside"])
+        assert traced == events
 
 
 @pytest.mark.parametrize("name", OTHERS)

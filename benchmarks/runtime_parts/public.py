@@ -12,7 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import (
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -28,6 +31,9 @@ from benchmarks.runtime_parts.model import Model, Part, Shape, loss_of
 
 Step = Callable[[Mapping[str, Tensor]], None]
 LR = 1e-3
+#: Schedules of one stage a rank, and of several, by our names for them.
+_SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_MULTI = {"interleaved": ScheduleInterleaved1F1B, "zb-h1": ScheduleInterleavedZeroBubble}
 
 
 def eager(shape: Shape, micro_batches: int) -> Step:
@@ -83,6 +89,24 @@ def tensor_parallel(shape: Shape, micro_batches: int, sequence: bool) -> Step:
 
 def pipeline(shape: Shape, micro_batches: int, schedule: str) -> Step:
     """`PipelineStage` with one of torch's schedules, over all ranks."""
+    parts, run = passes(shape, micro_batches, schedule)
+    optimizer = _adamw(nn.ModuleList(parts))
+
+    def step(batch: Mapping[str, Tensor]) -> None:
+        optimizer.zero_grad()
+        run(batch)
+        optimizer.step()
+
+    return step
+
+
+def passes(
+    shape: Shape, micro_batches: int, schedule: str
+) -> tuple[list[Part], Callable[[Mapping[str, Tensor]], list[Tensor]]]:
+    """The parts of the model on this rank, and what runs all micro-batches through the pipeline.
+
+    That gives the loss of each micro-batch on the last rank, and nothing on the others.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     rounds = 2 if schedule == "interleaved" else 1
     count = ranks * rounds
@@ -93,23 +117,21 @@ def pipeline(shape: Shape, micro_batches: int, schedule: str) -> Step:
         PipelineStage(part, index, count, torch.device("cpu"))
         for part, index in zip(parts, own, strict=True)
     ]
-    optimizer = _adamw(nn.ModuleList(parts))
-    if schedule == "interleaved":
-        runner = ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=loss_of)
+    if schedule in _SINGLE:
+        runner = _SINGLE[schedule](stages[0], micro_batches, loss_fn=loss_of)
     else:
-        single = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[schedule]
-        runner = single(stages[0], micro_batches, loss_fn=loss_of)
+        runner = _MULTI[schedule](stages, micro_batches, loss_fn=loss_of)
 
-    def step(batch: Mapping[str, Tensor]) -> None:
-        optimizer.zero_grad()
+    def run(batch: Mapping[str, Tensor]) -> list[Tensor]:
+        losses: list[Tensor] = []
         given = (batch["ids"],) if rank == 0 else ()
         if rank == ranks - 1:
-            runner.step(*given, target=batch["labels"], losses=[])
+            runner.step(*given, target=batch["labels"], losses=losses)
         else:
             runner.step(*given)
-        optimizer.step()
+        return losses
 
-    return step
+    return parts, run
 
 
 def _accumulated(

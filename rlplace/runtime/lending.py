@@ -9,6 +9,7 @@ is done. What redoes a step in the backward pass does so behind its fence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,15 +31,16 @@ class Lender:
     def __init__(self, needs: Sequence[Sequence[LentWeights]]) -> None:
         self._needs = [tuple(own) for own in needs]
         self._lending = [index for index, own in enumerate(needs) if own]
+        self._following = dict(pairwise([*self._lending, None]))
         self._left: list[int] = []
+        self._there: list[LentWeights] = []
         self.current = 0
         self.peak = 0
 
     def before(self, step: int) -> None:
         """Have the weights of a step, and start to gather those of the next one."""
         if self._needs[step]:
-            following = next((i for i in self._lending if i > step), None)
-            self._have(step, following)
+            self._have(step, self._following[step])
 
     def after(self, step: int, values: dict[str, Any], names: Sequence[str]) -> None:
         """Give the weights of a step back.
@@ -61,8 +63,7 @@ class Lender:
             )
             given |= dict(zip(fenced, through, strict=True))
         values.update(given)
-        following = next((i for i in self._lending if i > step), None)
-        self._give_back(self._needs[step], following)
+        self._give_back(self._following[step])
 
     def begin_backward(self) -> None:
         """The backward of a micro-batch begins."""
@@ -72,9 +73,7 @@ class Lender:
         """The backward of a step begins: have its weights, and start to gather those before."""
         while self._left and self._left[-1] >= step:
             now = self._left.pop()
-            for index in self._lending:
-                if index != now:
-                    self._give_back(self._needs[index], now)
+            self._give_back(now)
             self._have(now, self._left[-1] if self._left else None)
 
     def end_backward(self) -> None:
@@ -83,8 +82,7 @@ class Lender:
         So the gathers are the same on every rank, also on one that has no samples.
         """
         self.back(0)
-        for own in self._needs:
-            self._give_back(own, None)
+        self._give_back(None)
 
     def idle(self) -> None:
         """The gathers of a forward without samples."""
@@ -95,16 +93,19 @@ class Lender:
     def _have(self, step: int, following: int | None) -> None:
         for own in (*self._needs[step], *(self._needs[following] if following is not None else ())):
             if own.start():
+                self._there.append(own)
                 self.current += own.whole_bytes
                 self.peak = max(self.peak, self.current)
         for own in self._needs[step]:
             own.wait()
 
-    def _give_back(self, weights: Sequence[LentWeights], keeps: int | None) -> None:
+    def _give_back(self, keeps: int | None) -> None:
+        """Give all back but what a step needs."""
         kept = self._needs[keeps] if keeps is not None else ()
-        for own in weights:
-            if own not in kept and own.release():
-                self.current -= own.whole_bytes
+        for own in [own for own in self._there if own not in kept]:
+            self._there.remove(own)
+            own.release()
+            self.current -= own.whole_bytes
 
 
 class _Fence(torch.autograd.Function):

@@ -327,10 +327,11 @@ class Reducer:
         return list(found.items())
 
     def _needs(self, stage: int, steps: int) -> list[list[LentWeights]]:
-        return [
-            [weights for run, weights in self._lent if (stage, step) in run[0].uses]
-            for step in range(steps)
-        ]
+        found: list[list[LentWeights]] = [[] for _ in range(steps)]
+        for run, weights in self._lent:
+            for step in (step for own, step in run[0].uses if own == stage):
+                found[step].append(weights)
+        return found
 
     def _ready(self, param: torch.Tensor) -> None:
         bucket = self._owner[id(param)]
@@ -350,8 +351,9 @@ class Reducer:
 
     def _is_final(self, stage: int, params: Collection[int]) -> None:
         """No gradient of these parameters comes from this stage any more."""
-        for waits in self._waits.values():
-            waits.difference_update({(stage, key) for key in params})
+        done = {(stage, key) for key in params}
+        if done:
+            self._waits = {bucket: waits - done for bucket, waits in self._waits.items()}
         self._pump()
 
     def _pump(self) -> None:

@@ -163,6 +163,8 @@ def test_legal_micro_batches() -> None:
         ({"recompute_modes": ()}, "recompute_modes", ("none", "attention", "ops", "full")),
         ({"recompute_modes": ("some",)}, "recompute_modes", ("none", "attention", "ops", "full")),
         ({"loss_chunks": 0}, "loss_chunks", 1),
+        ({"slices": (1, 0)}, "slices", (1,)),
+        ({"slices": ()}, "slices", (1,)),
     ],
 )
 def test_bad_instances(changes: dict[str, Any], field: str, legal: object) -> None:

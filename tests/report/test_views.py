@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rlplace.graph.types import Weight
 from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
@@ -46,6 +47,17 @@ def test_ranges_of_ranks_that_are_not_neighbours() -> None:
     plan = replace(PLAN, stages=stages)
     rows = stage_rows(INSTANCE, plan, estimate(INSTANCE, plan))
     assert [row.devices for row in rows] == ["0,3 round", "1-2 round"]
+
+
+def test_slices_of_weights_are_named() -> None:
+    graph = chain([1e12, 1e12], params=64)
+    works = (replace(own.work, weights=(Weight(0, 8, 8, True),)) for own in graph.structures)
+    pairs = zip(graph.structures, works, strict=True)
+    graph = replace(graph, structures=tuple(replace(own, work=work) for own, work in pairs))
+    instance = replace(INSTANCE, graph=graph)
+    plan = uniform_plan(instance, zero=3, micro_batches=2, slices=4)
+    (row,) = stage_rows(instance, plan, estimate(instance, plan))
+    assert row.layout == "ZeRO-3, 4 slices"
 
 
 def test_plan_data_has_the_same_names_whether_something_fits_or_not() -> None:

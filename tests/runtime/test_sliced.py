@@ -16,11 +16,15 @@ from torch.nn import functional as F
 
 from rlplace.graph.capture import capture
 from rlplace.graph.program import export_program
+from rlplace.graph.types import Replicate
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.runtime.aside import Aside, putting
+from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.buckets import Replicas
+from rlplace.runtime.holdings import pieces
 from rlplace.runtime.local import LocalStates
+from rlplace.runtime.measure import Recorder
 from rlplace.runtime.model import Model
 from rlplace.runtime.parts import StageModule
 from rlplace.runtime.reduce import Reducer
@@ -64,6 +68,20 @@ class Mixed(nn.Module):
         hidden = F.dropout(hidden, 0.5) @ self.plain
         hidden = self.twice(self.twice(F.dropout(hidden, 0.5)))
         out: Tensor = self.odd(hidden)
+        return out.square().mean()
+
+
+class Frozen(nn.Module):
+    """A frozen linear with a trained bias, and a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = nn.Linear(16, 8)
+        self.kept.weight.requires_grad_(False)
+        self.trained = nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.trained(self.kept(x))
         return out.square().mean()
 
 
@@ -178,3 +196,27 @@ def test_gradients_of_slices_can_be_put_aside(group: Any) -> None:
     found = joined({key: p.grad for key, p in stage.named_parameters() if p.grad is not None})
     for name, gradient in zip(("large.weight", "large.bias"), wanted, strict=True):
         torch.testing.assert_close(found[name], gradient)
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_checkpoints_know_whole_weights_alone(slices: int, group: Any) -> None:
+    """Trained ones and frozen ones; what is read back goes to where it was."""
+    model = made(Frozen)
+    stage, reducer = lent(model, slices, group)
+    module = dict(model.module.named_parameters())
+    assembly = Assembly(
+        Recorder(0, torch.device("cpu")),
+        stages={0: stage},
+        reducer=reducer,
+        placements=dict.fromkeys(module, Replicate()),
+        shapes={name: tuple(param.shape) for name, param in module.items()},
+    )
+    found = {name: torch.full_like(param, torch.nan) for name, param in module.items()}
+    held = list(pieces(assembly))
+    assert len(held) == (4 * 3 if slices == 4 else 3)
+    for piece in held:
+        name = piece.holding.item.removeprefix("weight/")
+        assert piece.holding.shape == tuple(module[name].shape)
+        found[name].view(-1)[piece.start : piece.stop] = piece.tensor
+    for name, param in module.items():
+        assert torch.equal(found[name], param.detach()), name

@@ -24,6 +24,7 @@ from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.holdings import Piece, pieces
 from rlplace.runtime.restore import dump_holdings, fill, parse_holdings
 from rlplace.runtime.storage import Reader, write
+from rlplace.runtime.weight_slices import WeightSlice
 from rlplace.runtime.world import World, is_echo
 
 _OBJECTS = "objects.pt"
@@ -318,7 +319,7 @@ def _settings(assembly: Assembly) -> list[_Settings]:
     """What the optimizer of this rank is set to, by parameter group."""
     if assembly.optimizer is None or assembly.reducer is None:
         return []
-    names = {id(param): name for name, param in assembly.params().items()}
+    names = {id(param): WeightSlice.of(key).name for key, param in assembly.params().items()}
     inside: dict[int, list[str]] = defaultdict(list)
     for run in assembly.reducer.runs:
         inside[id(run.stepped)].append(names[id(run.param)])

@@ -35,6 +35,7 @@ from rlplace.plan.uniform import uniform_plan
 from rlplace.runtime.precision import PRECISIONS
 from rlplace.runtime.trainer import Trainer
 from rlplace.runtime.validate import stand_in_cluster
+from rlplace.runtime.weight_slices import WeightSlice
 from rlplace.runtime.world import join
 from tests.runtime.test_restore import BATCH, FAMILIES, PLANS, batch, cycle, make, settings
 
@@ -49,7 +50,7 @@ def noted(trainer):
     assembly = trainer.assembly
     if assembly.optimizer is None:
         return {}
-    names = {id(param): name for name, param in assembly.params().items()}
+    names = {id(param): WeightSlice.of(key).name for key, param in assembly.params().items()}
     groups = {id(p): group for group in assembly.optimizer.param_groups for p in group["params"]}
     runs = {names[id(run.param)]: groups[id(run.stepped)] for run in assembly.reducer.runs}
     return {
@@ -100,6 +101,7 @@ PLANS: dict[str, tuple[int, dict[str, Any]]] = {
     "pp2": (2, {"pp": 2, "micro_batches": 2}),
     "tp2": (2, {"tp": 2, "micro_batches": 2}),
     "dp2, ZeRO-3, offload": (2, {"dp_shard": 2, "zero": 3, "offload": True}),
+    "dp2, slices": (2, {"dp_shard": 2, "zero": 3, "slices": 4}),
     "dp2, ZeRO-1": (2, {"dp_shard": 2, "zero": 1}),
     "single": (1, {"micro_batches": 2}),
 }

@@ -5,6 +5,9 @@ lets one rank fail in one phase. Then the same job is started again, and must gi
 job that nothing happened to.
 
     python benchmarks/faults.py --out faults.md
+
+Behind them: how long a plan for fewer devices takes for models that were captured, and a training
+under torchrun in all that loses one of its two ranks and goes on with the other.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,10 +23,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+# Started as a script, python looks beside it; as a module, in the folder above.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import tyro
 
+from benchmarks.faults_parts.job import MODEL, SIZES, graph_of
+from benchmarks.faults_parts.replan import replans, restart_table, restarts
 from rlplace.errors import RankFailedError
-from rlplace.graph import library
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import uniform_plan
@@ -34,8 +42,6 @@ from rlplace.runtime.pool import Pool
 from rlplace.runtime.validate import stand_in_cluster
 
 STEPS, EVERY, STEP = 8, 2, 5
-MODEL = "llama"
-SIZES = {"layers": 3, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 32, "vocab": 32, "seq_len": 8}
 PHASES = ("F", "B", "reduce", "optimizer", "checkpoint")
 
 
@@ -71,7 +77,7 @@ def main(out: Path | None = None, timeout: float = 5.0, skip: int = 0, limit: in
         skip: Trials at the beginning that are left out.
         limit: Where they end.
     """
-    graph = library.build(MODEL, **SIZES)  # type: ignore[arg-type]  # sizes are ints
+    graph = graph_of()
     plans = {name: make_plan(graph, name) for name in ("pp2", "dp2", "tp2", "pp3")}
     with TemporaryDirectory() as folder, Pool(3, timeout=timeout) as pool:
         bench = Bench(Path(folder), pool, graph, plans)
@@ -79,7 +85,8 @@ def main(out: Path | None = None, timeout: float = 5.0, skip: int = 0, limit: in
         for name, fault in itertools.islice(faults(), skip, limit):
             trials.append(bench.trial(name, fault))
             print(row(trials[-1]), flush=True)
-    lines = table(trials)
+        lines = [*table(trials), "", *replans(5), ""]
+        lines += restart_table(restarts(Path(folder)))
     print("\n".join(lines))
     if out is not None:
         out.write_text("\n".join(lines) + "\n")

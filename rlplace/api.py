@@ -138,16 +138,24 @@ def replanner(
     """
 
     def replan(plan: Plan, ranks: int) -> Plan:
-        left = replace(
-            cluster,
-            devices=cluster.devices[:ranks],
-            overrides=tuple(one for one in cluster.overrides if max(one[:2]) < ranks),
-        )
         known = ("precision", "optimizer", "attention", "loss_chunks", "fused")
         same = {name: getattr(plan, name) for name in known}
+        left = _first_devices(cluster, ranks)
         return place(Instance(graph, left, plan.global_batch, **same, **options), time_limit).plan
 
     return replan
+
+
+def _first_devices(cluster: Cluster, count: int) -> Cluster:
+    """The first devices of a cluster, without the hosts that have none of them."""
+    devices = cluster.devices[:count]
+    hosts = sorted({device.node for device in devices})
+    return replace(
+        cluster,
+        devices=tuple(replace(device, node=hosts.index(device.node)) for device in devices),
+        nodes=tuple(cluster.nodes[host] for host in hosts),
+        overrides=tuple(one for one in cluster.overrides if max(one[:2]) < count),
+    )
 
 
 def shipped_policy(path: str | Path | None = None, builder: Any = None) -> Planner:

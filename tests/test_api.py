@@ -80,3 +80,13 @@ def test_bad_instances_name_the_field_and_a_legal_value(
 def test_unknown_public_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'plase'"):
         rlplace.plase  # noqa: B018
+
+
+@pytest.mark.parametrize("left", [3, 8])
+def test_a_plan_for_the_devices_that_are_left_uses_them_alone(left: int) -> None:
+    asked = instance("2x8xA100-80", global_batch=48)
+    plan = rlplace.uniform_plan(asked, pp=2)
+    found = rlplace.replanner(asked.graph, asked.cluster)(plan, left)
+    assert 0 < len(found.devices) <= left
+    assert max(found.devices) < left
+    assert (found.graph, found.global_batch) == (plan.graph, plan.global_batch)

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/faults.py`: what goes on after a failure with fewer devices."""

@@ -27,6 +27,7 @@ from rlplace.runtime.step import Interpreter, Lane
 from rlplace.runtime.ties import Tied
 from rlplace.runtime.trained import Ranked, Settings, trained
 from rlplace.runtime.transfer import Channel
+from rlplace.runtime.two_axes import Axes
 from rlplace.runtime.weight_slices import WeightSlice
 from rlplace.runtime.world import World
 
@@ -46,8 +47,8 @@ class Assembly:
         reducer: Sums its gradients.
         optimizer: Of its trained parameters.
         channels: Of its borders, both directions.
-        axis: Its tp or cp axis, if it has one.
-        placements: How its states are held on that axis.
+        axes: Its tp and cp axes.
+        placements: How its states are held on tp.
         shapes: Whole shapes of its states.
         tp: Its coordinate on the tp axis, and the size of that.
     """
@@ -59,7 +60,7 @@ class Assembly:
     reducer: Reducer | None = None
     optimizer: torch.optim.Optimizer | None = None
     channels: list[Channel] = field(default_factory=list)
-    axis: CountedAxis | None = None
+    axes: Axes = field(default_factory=Axes)
     placements: dict[str, Placement] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tp: tuple[int, int] = (0, 1)
@@ -126,12 +127,12 @@ def assemble(
     mesh = next((mesh for mesh in lanes(plan) if world.rank in mesh.devices), None)
     if mesh is None:
         return assembly
-    replicas, axis = groups[world.rank]
+    replicas, *inner = groups[world.rank]
     assembly.replica = mesh.devices.index(world.rank) // (mesh.cp * mesh.tp)
-    assembly.axis = CountedAxis(GroupAxis(axis)) if axis is not None else None
-    states = LocalStates(model.states(), world.device, assembly.axis)
+    assembly.axes = Axes(*(CountedAxis(GroupAxis(g)) if g is not None else None for g in inner))
+    states = LocalStates(model.states(), world.device, assembly.axes.tp)
     assembly.placements = states.placements
-    assembly.stages = _stages(world, plan, model, mesh, states, assembly.axis)
+    assembly.stages = _stages(world, plan, model, mesh, states, assembly.axes)
     assembly.shapes = {name: states.shape(name) for name in states.placements}
     borders = connections(world, plan, crossings(model.program, model.graph, plan))
     assembly.channels = [c for b in borders.values() for c in (b.forward, b.backward)]
@@ -213,12 +214,12 @@ def shared_params(plan: Plan, model: Model) -> list[tuple[str, tuple[int, ...]]]
     ]
 
 
-def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any]]:
-    """The dp groups and the tp or cp group of each rank; all ranks make all, in one order."""
-    found: dict[int, tuple[Replicas, Any]] = {}
+def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any, Any]]:
+    """The dp groups and the cp and tp group of each rank; all ranks make all, in one order."""
+    found: dict[int, tuple[Replicas, Any, Any]] = {}
     for mesh in lanes(plan):
         every = _members(world, mesh.dp_groups())
-        axes = _members(world, mesh.cp_groups() if mesh.cp > 1 else mesh.tp_groups())
+        context, tensor = (_members(world, g) for g in (mesh.cp_groups(), mesh.tp_groups()))
         runs = [members for dp in mesh.dp_groups() for members in _runs(dp, mesh.shards)]
         shards = _members(world, runs)
         columns = [dp[i :: mesh.shards] for dp in mesh.dp_groups() for i in range(mesh.shards)]
@@ -228,7 +229,8 @@ def _groups(world: World, plan: Plan) -> dict[int, tuple[Replicas, Any]]:
         scatters = _members(world, runs, "scatter") if level >= 2 else {}
         for rank in mesh.devices:
             kinds = (every, shards, replicate, gathers, scatters)
-            found[rank] = (Replicas(*(kind.get(rank) for kind in kinds)), axes.get(rank))
+            replicas = Replicas(*(kind.get(rank) for kind in kinds))
+            found[rank] = replicas, context.get(rank), tensor.get(rank)
     world.direction(down=True)
     return found
 
@@ -249,11 +251,11 @@ def _stages(
     model: Model,
     mesh: Mesh,
     states: LocalStates,
-    axis: CountedAxis | None,
+    axes: Axes,
 ) -> dict[int, StageModule]:
     own = [index for index, stage in enumerate(plan.stages) if stage.mesh == mesh]
     device = str(world.device)
-    return {i: split(model.program, model.graph, plan, i, states, device, axis) for i in own}
+    return {i: split(model.program, model.graph, plan, i, states, device, axes) for i in own}
 
 
 def _tie(param: nn.Parameter, name: str, group: Any, states: LocalStates, place: Ranked) -> Tied:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import fx
@@ -15,9 +16,14 @@ from torch import fx
 from rlplace.errors import InputError
 from rlplace.graph.neighbours import context_layouts
 from rlplace.graph.program import Program
+from rlplace.graph.sharding.strategy import REPLICATE
 from rlplace.graph.tracing.regions import stops_gradient
 from rlplace.graph.types import Layout, OpGraph, Placement, Replicate
 from rlplace.plan.types import Mesh, Plan, Stage
+
+#: The axes of a mesh that cut activations between groups.
+AxisName = Literal["cp", "tp"]
+AXES: tuple[AxisName, ...] = get_args(AxisName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +117,29 @@ def borders(program: Program, owners: Mapping[str, int], stages: int) -> list[li
     return crossing
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the ranks of a stage hold a tensor, on each axis that cuts activations.
+
+    Args:
+        cp, tp: On each of them; where both cut the same dim, tp cuts what cp leaves.
+    """
+
+    cp: Placement = REPLICATE
+    tp: Placement = REPLICATE
+
+
+WHOLE = Form()
+
+
 def forms(
     graph: OpGraph, plan: Plan, crossing: Sequence[Sequence[fx.Node]]
-) -> list[dict[str, Placement]]:
+) -> list[dict[str, Form]]:
     """In which form each stage holds the tensors that it gets, relays and gives, by name.
 
-    The form is a placement on the axis of the stage's mesh that cuts activations (`cut_axis`). A
-    stage gets a tensor as its groups read it, and whole where they read it in several ways (they
+    A stage gets a tensor as its groups read it, and whole where they read it in several ways (they
     cut it themselves); it gives what it makes as the maker writes it. What it only relays stays as
-    it was where the axes of the two meshes are alike, and is whole otherwise. A gradient has the
+    it was where the two meshes have the same cp and tp, and is whole otherwise. A gradient has the
     form of its tensor.
 
     Args:
@@ -127,32 +147,43 @@ def forms(
         plan: The plan.
         crossing: Nodes that cross each border (`borders`).
     """
+    by_cp, by_tp = (_placements(graph, plan, crossing, axis) for axis in AXES)
+    return [
+        {name: Form(own[name], other[name]) for name in own}
+        for own, other in zip(by_cp, by_tp, strict=True)
+    ]
+
+
+def _placements(
+    graph: OpGraph, plan: Plan, crossing: Sequence[Sequence[fx.Node]], axis: AxisName
+) -> list[dict[str, Placement]]:
+    """The part of `forms` of one axis."""
     found: list[dict[str, Placement]] = []
     for index, stage in enumerate(plan.stages):
-        layouts = layouts_of(graph, stage)
+        layouts = layouts_of(graph, stage, axis)
         before = found[-1] if index else {}
-        alike = bool(index) and cut_axis(stage.mesh) == cut_axis(plan.stages[index - 1].mesh)
+        alike = bool(index) and _inner(stage.mesh) == _inner(plan.stages[index - 1].mesh)
         own: dict[str, Placement] = {}
         for node in crossing[index - 1] if index else ():
             readings = _readings(graph, layouts, node.name)
             relayed = before[node.name] if alike and not readings else Replicate()
             own[node.name] = readings.pop() if len(readings) == 1 else relayed
         for group, layout in layouts.items():
-            own |= dict(zip(graph.groups[group].writes, layout.writes, strict=False))
+            writes = layout.writes or (Replicate(),) * len(graph.groups[group].writes)
+            own |= dict(zip(graph.groups[group].writes, writes, strict=True))
         leaving = crossing[index] if index + 1 < len(plan.stages) else ()
         found.append(own | {n.name: own.get(n.name, Replicate()) for n in leaving})
     return found
 
 
-def cut_axis(mesh: Mesh) -> tuple[str, int]:
-    """Name and size of the axis over which a mesh cuts activations; cp and tp exclude another."""
-    return ("cp", mesh.cp) if mesh.cp > 1 else ("tp", mesh.tp)
+def _inner(mesh: Mesh) -> tuple[int, int]:
+    return mesh.cp, mesh.tp
 
 
-def layouts_of(graph: OpGraph, stage: Stage) -> dict[int, Layout]:
-    """The layout of each group of a stage; on a cp mesh those which cut sequences."""
+def layouts_of(graph: OpGraph, stage: Stage, axis: AxisName) -> dict[int, Layout]:
+    """The layout of each group of a stage on an axis; on cp those which cut sequences."""
     groups = range(stage.start, stage.stop)
-    if stage.mesh.cp > 1:
+    if axis == "cp":
         every = context_layouts(graph, stage.mesh.cp)
         return {group: every[group] for group in groups}
     found = {}

@@ -59,7 +59,8 @@ def _refuse_cut_rows(handover: Handover, tensors: Sequence[TensorSpec], side: Si
     """Refuse rows that each rank of a tp axis has sorted for itself."""
     for spec, form in zip(tensors, side.forms, strict=True):
         moved = any(spec.name in sorting.rows for sorting in handover.sortings)
-        if moved and isinstance(form, Shard) and form.dim == 0:
+        cut = any(isinstance(p, Shard) and p.dim == 0 for p in (form.cp, form.tp))
+        if moved and cut:
             rule = f"{spec.name} has the rows of a rank of tp, which other ranks do not have"
             near = "layouts that sort all rows on every rank"
             raise InputError("plan.stages.choices.layout", str(form), rule, near)

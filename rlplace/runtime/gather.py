@@ -13,6 +13,7 @@ import torch.distributed as dist
 from rlplace.graph.types import Placement
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly
+from rlplace.runtime.local import CountedAxis
 from rlplace.runtime.measure import Measurement, merge, within
 from rlplace.runtime.memory import tensor_bytes
 from rlplace.runtime.shard import unshard
@@ -121,8 +122,9 @@ def traffic_of(assembly: Assembly) -> dict[str, int]:
     )
     if assembly.reducer is not None:
         traffic.update(assembly.reducer.traffic)
-    if assembly.axis is not None:
-        traffic.update(assembly.axis.traffic)
+    for axis in (assembly.axes.cp, assembly.axes.tp):
+        if isinstance(axis, CountedAxis):
+            traffic.update(axis.traffic)
     return dict(traffic)
 
 
@@ -151,7 +153,7 @@ def _shards(assembly: Assembly) -> dict[str, tuple[torch.Tensor, Placement, int,
     own = {f"weight/{name}": weight for name, weight in weights.items()}
     own |= {f"gradient/{name}": grad for name, grad in joined(grads).items()}
     own |= {f"buffer/{name}": buffer for name, buffer in assembly.buffers().items()}
-    lane, rank = min(assembly.stages, default=-1), assembly.axis.rank if assembly.axis else 0
+    lane, (rank, _) = min(assembly.stages, default=-1), assembly.tp
     return {
         key: (tensor.cpu().clone(), assembly.placements[key.partition("/")[2]], lane, rank)
         for key, tensor in own.items()

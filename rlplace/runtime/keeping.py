@@ -16,6 +16,7 @@ from rlplace.graph.sharding.axis import COLLECTIVES
 from rlplace.graph.sharding.nodes import CONVOLUTIONS, REARRANGES, op_name
 from rlplace.runtime.attention import running
 from rlplace.runtime.draws import draws
+from rlplace.runtime.two_axes import on_its_axis
 
 #: Names of the ops, beside attention.
 _PRODUCTS = frozenset("mm addmm bmm baddbmm convolution _grouped_mm grouped_mm_fallback".split())
@@ -57,7 +58,7 @@ def sparing(piece: Piece) -> Piece:
 def _is_passive(node: fx.Node) -> bool:
     name = op_name(node)
     idle = name == "dropout" and not draws(node)
-    return node.target in COLLECTIVES or name in _PASSIVE or idle
+    return on_its_axis(node.target) in COLLECTIVES or name in _PASSIVE or idle
 
 
 def spared(target: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

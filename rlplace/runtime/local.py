@@ -16,7 +16,9 @@ from rlplace.graph.sharding.axis import Axis, CollectiveKind
 from rlplace.graph.sharding.borders import WHOLE
 from rlplace.graph.sharding.lower import Assignment, lower
 from rlplace.graph.types import Layout, Placement, Replicate
+from rlplace.runtime.boundary import Form
 from rlplace.runtime.shard import shard_parameter
+from rlplace.runtime.two_axes import fewer_heads, heads_left, lower_both
 from rlplace.runtime.weight_slices import WeightSlice
 
 
@@ -117,44 +119,72 @@ class LocalStates:
 
 @dataclass(frozen=True)
 class Localized:
-    """A piece as one rank of an axis runs it.
+    """A piece as one rank of its axes runs it.
 
     Args:
         piece: With a lowered module.
-        states: How its states are held, by name.
+        states: How its states are held on tp, by name; on cp they are whole.
         reads: How it reads what other groups make; whole, where not named.
         writes: How it leaves what it makes, likewise.
     """
 
     piece: Piece
     states: Mapping[str, Placement]
-    reads: Mapping[str, Placement] = field(default_factory=dict)
-    writes: Mapping[str, Placement] = field(default_factory=dict)
+    reads: Mapping[str, Form] = field(default_factory=dict)
+    writes: Mapping[str, Form] = field(default_factory=dict)
 
 
 def localized(
-    piece: Piece, layout: Layout, grads: set[str], prologue: Collection[str]
+    piece: Piece, context: Layout, layout: Layout, grads: set[str], prologue: Collection[str]
 ) -> Localized:
-    """A piece as one rank of the axis of a layout runs it.
+    """A piece as one rank of a mesh runs it.
 
     Where a program casts, its edges differ a little between precisions, so the placements of
-    activations are those that the piece itself has, not those that the layout lists.
+    activations are those that the piece itself has, not those that the layouts list.
 
     Args:
         piece: The whole piece.
-        layout: How it is sharded.
+        context: How it is sharded on cp.
+        layout: And on tp.
         grads: Nodes and placeholders of the program that a gradient flows back to.
         prologue: Nodes of the program that are whole on every rank.
 
     Raises:
-        InputError: If the piece does not have the layout.
+        InputError: If the piece does not have the layouts.
     """
     names = tuple(dict.fromkeys(name for _, name in piece.states))
+    made = tuple(name for name in piece.reads if name not in prologue)
+    inner = _assignment(piece, layout, grads, made)
+    outer = _assignment(piece, context, grads, made)
+    if not heads_left(piece, outer, inner):
+        with fewer_heads(piece, inner):
+            outer = _assignment(piece, context, grads, made)
+    if context.degree == 1:
+        idle = layout.degree == 1 or layout.name == "replicate"
+        module = piece.module if idle else lower(piece, inner)
+    else:
+        module = lower(piece, outer) if layout.degree == 1 else lower_both(piece, outer, inner)
+    return Localized(
+        replace(piece, module=module),
+        {name: placements_of(piece, inner)[name] for name in names},
+        {name: Form(outer.held(name), inner.held(name)) for name in made},
+        {
+            name: Form(*(own.writes[at] if own.writes else Replicate() for own in (outer, inner)))
+            for at, name in enumerate(piece.writes)
+        },
+    )
+
+
+def _assignment(piece: Piece, layout: Layout, grads: set[str], made: Collection[str]) -> Assignment:
+    """The strategies of a layout."""
     places = {place for place, _ in piece.states} | set(piece.reads)
     if layout.name == "replicate":
-        held = dict.fromkeys(names, Replicate())
-        return Localized(piece if layout.axis == "tp" else _alike(piece, layout, grads), held)
-    made = tuple(name for name in piece.reads if name not in prologue)
+        if layout.axis == "tp" or layout.degree == 1:
+            return Assignment(layout.degree)
+        # All ranks of cp run it alike: the gradients of its states are summands.
+        summands = frozenset(place for place, _ in piece.states if place in grads)
+        return Assignment(layout.degree, summands=summands)
+    names = tuple(dict.fromkeys(name for _, name in piece.states))
     border = borders_of(piece, made, layout.degree).get(layout.name, WHOLE)
     pinned = dict(zip(names, layout.params, strict=True))
     found = solve(piece, layout.degree, places & grads, pinned, border)
@@ -162,15 +192,4 @@ def localized(
         where = f"{layout.axis}={layout.degree}"
         rule = f"the ops {piece.writes} have no layout {layout.name} at {where}"
         raise InputError("plan.stages.choices.layout", layout.name, rule, "replicate")
-    return Localized(
-        replace(piece, module=lower(piece, found)),
-        pinned,
-        {name: found.held(name) for name in made},
-        dict(zip(piece.writes, found.writes, strict=bool(found.writes))),
-    )
-
-
-def _alike(piece: Piece, layout: Layout, grads: set[str]) -> Piece:
-    """A piece that all ranks of a cp axis run alike, whose gradients of states are summands."""
-    summands = frozenset(place for place, _ in piece.states if place in grads)
-    return replace(piece, module=lower(piece, Assignment(layout.degree, summands=summands)))
+    return found

@@ -26,6 +26,7 @@ from rlplace.graph.sharding.axis import (
 )
 from rlplace.graph.sharding.axis_rows import row_cross_entropy
 from rlplace.graph.sharding.nodes import argument, op_name
+from rlplace.runtime.two_axes import cut_cross_entropy, over_cp
 
 _MEAN, _SUM = 1, 2
 _VIEWS = ("view", "reshape", "_unsafe_view", "contiguous", "flatten")
@@ -60,7 +61,7 @@ def chunked(piece: Piece, chunks: int) -> Piece:
 
 def losses(piece: Piece) -> list[fx.Node]:
     """The cross entropies of a piece."""
-    own = (vocab_cross_entropy, row_cross_entropy)
+    own = (vocab_cross_entropy, row_cross_entropy, cut_cross_entropy)
     nodes = piece.module.graph.nodes
     return [node for node in nodes if op_name(node) == "cross_entropy_loss" or node.target in own]
 
@@ -77,6 +78,7 @@ class Kind:
         smoothing: Label smoothing.
         vocab: Whether the classes are cut over the axis.
         cut: Whether the tokens are.
+        beside: Whether that is on cp, and the axis is another.
     """
 
     chunks: int
@@ -86,6 +88,7 @@ class Kind:
     smoothing: float = 0.0
     vocab: bool = False
     cut: bool = False
+    beside: bool = False
 
     def total(self, scores: Tensor, target: Tensor) -> Tensor:
         """The sum of the losses of some tokens."""
@@ -116,8 +119,11 @@ def chunked_loss(
     kind = Kind(**options)
     total = apply(_Chunked, hidden, weight, bias, target, kind)
     count = (target != kind.ignore).sum()
+    both = torch.stack((total, count.to(total.dtype)))
     if kind.cut:
-        total, count = reduce(torch.stack((total, count.to(total.dtype)))).unbind()
+        total, count = reduce(both).unbind()
+    if kind.beside:
+        total, count = over_cp(reduce)(both).unbind()
     return total / count if kind.mean else total
 
 
@@ -234,7 +240,8 @@ class _Found:
     def kind(self, chunks: int) -> Kind:
         """The loss."""
         reduction = argument(self.loss, 3, "reduction", _MEAN)
-        if reduction not in (_MEAN, _SUM):
+        options = self.loss.kwargs if self.loss.target is cut_cross_entropy else {}
+        if reduction not in (_MEAN, _SUM) or options.get("rows"):
             raise _refusal(self.loss)
         return Kind(
             chunks,
@@ -242,8 +249,9 @@ class _Found:
             reduction == _MEAN,
             argument(self.loss, 4, "ignore_index", -100),
             argument(self.loss, 5, "label_smoothing", 0.0),
-            self.loss.target is vocab_cross_entropy,
+            self.loss.target is vocab_cross_entropy or bool(options.get("classes")),
             self.loss.target is row_cross_entropy,
+            self.loss.target is cut_cross_entropy,
         )
 
 

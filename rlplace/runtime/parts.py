@@ -13,14 +13,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from rlplace.graph.program import Piece
-from rlplace.graph.sharding import axis as conjugate
-from rlplace.graph.sharding.axis import Axis, use_axis
-from rlplace.graph.types import Placement, Shard
 from rlplace.runtime.aside import parameters_apart
-from rlplace.runtime.boundary import Size
+from rlplace.runtime.boundary import Form, Size
 from rlplace.runtime.draws import Stream, drawing, seed_of
 from rlplace.runtime.keeping import keeping
 from rlplace.runtime.lending import Lender
+from rlplace.runtime.two_axes import ALONE, Axes, converted
 
 Values = dict[str, Any]
 
@@ -35,7 +33,7 @@ class Part:
         takes: Values that it reads, in the order of the piece's inputs and reads.
         device: Where it runs.
         written: Positions of `states` that the piece writes into (running statistics).
-        axis: The axis of its collectives.
+        axes: The axes of its collectives.
         draws: The number by which its random numbers differ from those of other parts; None where
             it draws none.
         stream: Of a group that is several parts, its random numbers.
@@ -47,7 +45,7 @@ class Part:
     takes: tuple[str, ...]
     device: torch.device
     written: tuple[int, ...] = ()
-    axis: Axis | None = None
+    axes: Axes = ALONE
     draws: int | None = None
     stream: Stream | None = None
     goes_on: bool = False
@@ -75,8 +73,7 @@ class Part:
     @contextlib.contextmanager
     def _surroundings(self, moment: int) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            if self.axis is not None:
-                stack.enter_context(use_axis(self.axis))
+            stack.enter_context(self.axes.used())
             if self.draws is not None:
                 seed = seed_of(moment, self.draws)
                 own = drawing(seed, self.device, self.stream, goes_on=self.goes_on)
@@ -90,15 +87,15 @@ class Conversion:
 
     Args:
         source, target: Names of the value and of its other form.
-        held, wanted: Their placements.
-        axis: On which they are.
+        held, wanted: Their forms.
+        axes: On which they are.
     """
 
     source: str
     target: str
-    held: Placement
-    wanted: Placement
-    axis: Axis
+    held: Form
+    wanted: Form
+    axes: Axes
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -112,14 +109,8 @@ class Conversion:
 
     def run(self, values: Values, moment: int, again: bool) -> None:
         """Add the other form."""
-        value = values[self.source]
-        with use_axis(self.axis):
-            if isinstance(self.held, Shard):
-                value = conjugate.gather(value, self.held.dim, self.held.blocks, self.held.run)
-            if isinstance(self.wanted, Shard):
-                own = self.wanted
-                value = conjugate.split(value, own.dim, own.blocks, own.run)
-        values[self.target] = value
+        with self.axes.used():
+            values[self.target] = converted(values[self.source], self.held, self.wanted)
 
 
 Step = Part | Conversion

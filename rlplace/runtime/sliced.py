@@ -21,6 +21,7 @@ from rlplace.graph.sharding import axis
 from rlplace.graph.types import Group, Layout
 from rlplace.graph.weights import Matmul, matmul_of
 from rlplace.plan.types import GroupChoice
+from rlplace.runtime.two_axes import on_its_axis
 from rlplace.runtime.weight_slices import WeightSlice
 
 aten = torch.ops.aten
@@ -105,11 +106,15 @@ class _Slicing:
         """Name of the state that a value is, which is read here alone."""
         if not isinstance(value, fx.Node) or len(value.users) != 1:
             return None
-        return self._state(value.args[0]) if value.target in _BY_ROWS else self.states.get(value)
+        return (
+            self._state(value.args[0])
+            if on_its_axis(value.target) in _BY_ROWS
+            else self.states.get(value)
+        )
 
     def _slice(self, value: fx.Node, index: int) -> fx.Node:
         """A slice of a state in the last step, read as the whole state was."""
-        if value.target in _BY_ROWS:
+        if on_its_axis(value.target) in _BY_ROWS:
             if value in self._place:
                 self._place.pop(value).remove(value)
             return self._emit(value.target, self._slice(value.args[0], index))  # type: ignore[arg-type]  # a node

@@ -1,7 +1,7 @@
 """Which slice of a tensor each rank of a stage holds, and which slices go from whom to whom.
 
-A rank of a stage holds the rows of its replica and, where the axis of the mesh cuts the tensor, its
-part of one dim. What a rank of the next stage needs is said likewise; what both have in common is
+A rank of a stage holds the rows of its replica and, where an axis of the mesh cuts the tensor, its
+part of a dim. What a rank of the next stage needs is said likewise; what both have in common is
 what the one sends to the other. All of it follows from the plan: at run time there is no
 negotiation.
 """
@@ -14,9 +14,9 @@ from math import prod
 
 from rlplace.errors import InputError
 from rlplace.graph.sharding.shards import runs_of
-from rlplace.graph.types import Placement, Replicate, Shard
-from rlplace.plan.types import Stage
-from rlplace.runtime.boundary import TensorSpec
+from rlplace.graph.types import Placement, Shard
+from rlplace.plan.types import Mesh, Stage
+from rlplace.runtime.boundary import Form, TensorSpec
 from rlplace.runtime.rows import replica_rows
 
 #: A run of a dim: where it starts, and how long it is.
@@ -64,11 +64,11 @@ class Side:
     """
 
     stage: Stage
-    forms: tuple[Placement, ...]
+    forms: tuple[Form, ...]
 
     @property
     def size(self) -> int:
-        """Ranks of a replica, over which the axis that cuts activations runs."""
+        """Ranks of a replica, over which the axes that cut activations run."""
         return self.stage.mesh.cp * self.stage.mesh.tp
 
 
@@ -108,14 +108,14 @@ class Crossing:
         side = self.receiver
         replica, place = divmod(side.stage.mesh.devices.index(rank), side.size)
         own = replica_rows(side.stage, self.micro_batch, rows)[replica]
-        runs = _held(self.tensors[tensor], side.forms[tensor], own, place, side.size)
+        runs = _held(self.tensors[tensor], side, tensor, own, place)
         return tuple(sum(length for _, length in dim) for dim in runs)
 
     def messages(self, rows: int) -> tuple[Message, ...]:
         """The messages of one micro-batch; every needed element comes to each receiver once.
 
-        Where the sender's axis does not cut a tensor, rank t of an axis takes it from rank
-        ``t mod size`` of the other side; of equal gradients one is used.
+        Where an axis of the sender does not cut a tensor, rank t of the receiver's replica takes it
+        from rank ``t mod size`` of that axis; of equal gradients one is used.
 
         Args:
             rows: Rows of the micro-batch.
@@ -136,17 +136,25 @@ def _of_tensor(crossing: Crossing, index: int, rows: int) -> list[Message]:
     found = []
     for to, from_ in _pairs(spec, theirs, ours, crossing.backward):
         for place in range(receiver.size):
-            needed = _held(spec, receiver.forms[index], ours[to], place, receiver.size)
-            whole = isinstance(sender.forms[index], Replicate)
-            holders = [place % sender.size] if whole else range(sender.size)
-            for holder in holders:
-                held = _held(spec, sender.forms[index], theirs[from_], holder, sender.size)
+            needed = _held(spec, receiver, index, ours[to], place)
+            for holder in _holders(sender.forms[index], sender.stage.mesh, place):
+                held = _held(spec, sender, index, theirs[from_], holder)
                 take, put = _common(held, needed)
                 if take:
                     source = sender.stage.mesh.devices[from_ * sender.size + holder]
                     target = receiver.stage.mesh.devices[to * receiver.size + place]
                     found.append(Message(source, target, index, take, put))
     return found
+
+
+def _holders(form: Form, mesh: Mesh, place: int) -> list[int]:
+    """The ranks of a replica that a receiving rank asks: together they have a tensor once."""
+    by_cp, by_tp = isinstance(form.cp, Shard), isinstance(form.tp, Shard)
+    if not by_cp and not by_tp:
+        return [place % (mesh.cp * mesh.tp)]
+    across = range(mesh.cp) if by_cp else [place % mesh.cp]
+    along = range(mesh.tp) if by_tp else [place % mesh.tp]
+    return [one * mesh.tp + other for one in across for other in along]
 
 
 def _pairs(
@@ -170,21 +178,53 @@ def _pairs(
 
 
 def _held(
-    spec: TensorSpec, form: Placement, rows: range, place: int, size: int
+    spec: TensorSpec, side: Side, tensor: int, rows: range, place: int
 ) -> tuple[tuple[Run, ...], ...]:
     """Runs of each dim of the whole tensor of a micro-batch that a rank holds, in its order."""
+    form, mesh = side.forms[tensor], side.stage.mesh
+    across, along = divmod(place, mesh.tp)
     dims: list[tuple[Run, ...]] = []
     for dim, line in enumerate(spec.sizes):
         start = 0 if spec.mixed else line.per_sample * rows.start
-        length = line(len(rows))
-        run: tuple[Run, ...] = ((start, length),)
-        if isinstance(form, Shard) and form.dim == dim and size > 1:
-            count = runs_of(length, form.blocks, form.run)
-            each = length // count
-            part = each // size
-            run = tuple((start + i * each + place * part, part) for i in range(count))
-        dims.append(run)
+        runs: tuple[Run, ...] = ((start, line(len(rows))),)
+        runs = _cut(runs, dim, form.cp, (across, mesh.cp), 1)
+        inside = mesh.cp if isinstance(form.cp, Shard) and form.cp.dim == dim else 1
+        dims.append(_cut(runs, dim, form.tp, (along, mesh.tp), inside))
     return tuple(dims)
+
+
+def _cut(
+    runs: tuple[Run, ...], dim: int, placement: Placement, place: tuple[int, int], inside: int
+) -> tuple[Run, ...]:
+    """What one rank of an axis holds of some runs of a dim.
+
+    Args:
+        runs: The runs.
+        dim: The dim.
+        placement: On the axis.
+        place: Coordinate on the axis, and its size.
+        inside: In how many parts another axis has cut the dim before.
+    """
+    rank, size = place
+    if not isinstance(placement, Shard) or placement.dim != dim or size == 1:
+        return runs
+    length = sum(own for _, own in runs)
+    count = runs_of(length, placement.blocks, placement.run // inside)
+    each = length // count
+    part = each // size
+    wanted = ((i * each + rank * part, part) for i in range(count))
+    return tuple(run for start, own in wanted for run in _within(runs, start, own))
+
+
+def _within(runs: Sequence[Run], start: int, length: int) -> list[Run]:
+    """Some of the elements of runs, counted as they lie one behind the other."""
+    found, before = [], 0
+    for first, own in runs:
+        low, high = max(start, before), min(start + length, before + own)
+        if low < high:
+            found.append((first + low - before, high - low))
+        before += own
+    return found
 
 
 def _common(

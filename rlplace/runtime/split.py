@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from rlplace.errors import InputError
 from rlplace.graph.program import Piece, Program, extract, prologue_of
-from rlplace.graph.sharding.axis import Axis
-from rlplace.graph.types import OpGraph, Placement, Replicate
+from rlplace.graph.types import OpGraph, Replicate
 from rlplace.plan.orders import split_actions
 from rlplace.plan.schedules import actions
 from rlplace.plan.types import Plan
 from rlplace.runtime.aside import apart
-from rlplace.runtime.boundary import forms, layouts_of, needs_gradient, numbers
+from rlplace.runtime.boundary import AXES, WHOLE, Form, forms, layouts_of, needs_gradient, numbers
 from rlplace.runtime.draws import Stream, draws
 from rlplace.runtime.handover import Handover, Sorting, both_names, handovers
 from rlplace.runtime.local import Localized, LocalStates, localized
@@ -22,6 +21,7 @@ from rlplace.runtime.parts import Conversion, Part, StageModule, Step
 from rlplace.runtime.pieces import protected, without_integer_histograms, written_by
 from rlplace.runtime.recompute import prepared, regions
 from rlplace.runtime.sliced import rows_of_slices, sliced
+from rlplace.runtime.two_axes import ALONE, Axes
 from rlplace.runtime.weight_slices import WeightSlice
 
 
@@ -50,7 +50,7 @@ def split(
     index: int,
     states: LocalStates,
     device: str = "cpu",
-    axis: Axis | None = None,
+    axes: Axes = ALONE,
 ) -> StageModule:
     """The module of stage `index`.
 
@@ -61,38 +61,39 @@ def split(
         index: Which stage.
         states: Parameters, buffers and constants of this rank.
         device: Where the stage runs.
-        axis: The tp or cp axis of its mesh, where that has more than one device.
+        axes: The axes of its mesh that cut activations.
     """
     stage, every = plan.stages[index], handovers(program, graph, plan)
     before = every[index - 1] if index else Handover(())
     after = every[index] if index + 1 < len(plan.stages) else None
     form = forms(graph, plan, [handover.nodes for handover in every])[index]
     names = before.names
-    held = {names[n.name]: form.get(n.name, Replicate()) for n in before.nodes}
-    values = HeldValues(axis, held)
+    held = {names[n.name]: form.get(n.name, WHOLE) for n in before.nodes}
+    values = HeldValues(axes, held)
     for sorting in before.sortings:
         _add_moved(values, sorting.done(program, device), sorting, form, states)
-    grads, layouts = needs_gradient(program), layouts_of(graph, stage)
+    grads = needs_gradient(program)
+    by_cp, by_tp = (layouts_of(graph, stage, axis) for axis in AXES)
     leaving = {node.name for handover in every for node in handover.nodes}
     splits = any(at == index for at, _ in split_actions(actions(plan)))
     for group, choice in zip(graph.groups[stage.start : stage.stop], stage.choices, strict=True):
         piece = protected(_extracted(program, group.ops, leaving, device))
         if device == "cpu":
             piece = without_integer_histograms(piece)
-        local = localized(piece, layouts[group.index], grads, program.prologue)
+        local = localized(piece, by_cp[group.index], by_tp[group.index], grads, program.prologue)
         if plan.loss_chunks > 1:
             local = replace(local, piece=chunked(local.piece, plan.loss_chunks))
         local = replace(local, piece=prepared(local.piece, choice.recompute))
-        rows = rows_of_slices(group, choice, layouts[group.index])
+        rows = rows_of_slices(group, choice, by_tp[group.index])
         pieces = sliced(local.piece, rows, choice.slices, group.index)
         for one in pieces if splits else ():
             apart(one, program.trainable)
-        for own, part in _parts(piece, local, pieces, states, axis, group.index):
+        for own, part in _parts(piece, local, pieces, states, axes, group.index):
             values.add(own, part, choice.recompute)
     for sorting in after.sortings if after is not None else ():
         _add_moved(values, sorting.undone(program, device), sorting, form, states)
     gives = {program.outputs[0]: program.outputs[0]} if after is None else after.tensors
-    last = {given: values.take(given, form.get(name, Replicate())) for name, given in gives.items()}
+    last = {given: values.take(given, form.get(name, WHOLE)) for name, given in gives.items()}
     steps = values.steps
     prologue = _prologue(program, [step for step, _ in steps], device)
     if prologue is not None:
@@ -114,14 +115,14 @@ def _parts(
     local: Localized,
     pieces: Sequence[Piece],
     states: LocalStates,
-    axis: Axis | None,
+    axes: Axes,
     group: int,
 ) -> Iterator[tuple[Localized, Part]]:
     """A part for each of the pieces that do what a group does; they draw one after the other."""
     stream = Stream() if len(pieces) > 1 else None
     for at, one in enumerate(pieces):
         own = replace(local, piece=one)
-        part = part_of(piece, own, states, axis, group)
+        part = part_of(piece, own, states, axes, group)
         yield own, replace(part, stream=stream, goes_on=at > 0)
 
 
@@ -129,11 +130,11 @@ def _add_moved(
     values: HeldValues,
     piece: Piece,
     sorting: Sorting,
-    form: Mapping[str, Placement],
+    form: Mapping[str, Form],
     states: LocalStates,
 ) -> None:
     """Add what brings rows from one order into another; each row is held as it was."""
-    held = {name: form.get(row, Replicate()) for row in sorting.rows for name in both_names(row)}
+    held = {name: form.get(row, WHOLE) for row in sorting.rows for name in both_names(row)}
     writes = {name: held[name] for name in piece.writes if name in held}
     local = Localized(piece, {}, held, writes)
     values.add(local, part_of(piece, local, states), "none")
@@ -143,31 +144,30 @@ class HeldValues:
     """How the values of a stage are held as its steps follow each other.
 
     Args:
-        axis: The axis of their placements, None where it has one device.
-        held: Placements of what the stage gets; what is not known is whole.
+        axes: The axes of their forms.
+        held: Forms of what the stage gets; what is not known is whole.
     """
 
-    def __init__(self, axis: Axis | None, held: Mapping[str, Placement]) -> None:
+    def __init__(self, axes: Axes, held: Mapping[str, Form]) -> None:
         self.steps: list[tuple[Step, str]] = []
-        self._axis, self._held = axis, dict(held)
+        self._axes, self._held = axes, dict(held)
         self._made: set[str] = set()
 
     def add(self, local: Localized, part: Part, mode: str) -> None:
         """Add a part, and before it what brings the values that it reads into their form."""
-        takes = (self.take(name, local.reads.get(name, Replicate()), mode) for name in part.takes)
+        takes = (self.take(name, local.reads.get(name, WHOLE), mode) for name in part.takes)
         self.steps.append((replace(part, takes=tuple(takes)), mode))
         self._held |= local.writes
 
-    def take(self, name: str, wanted: Placement, mode: str = "none") -> str:
-        """The name under which a value has a placement."""
-        held = self._held.get(name, Replicate())
+    def take(self, name: str, wanted: Form, mode: str = "none") -> str:
+        """The name under which a value has a form."""
+        held = self._held.get(name, WHOLE)
         if held == wanted:
             return name
-        assert self._axis is not None, f"{name} is {held} on no axis"
         other = f"{name} as {wanted}"
         if other not in self._made:
             self._made.add(other)
-            self.steps.append((Conversion(name, other, held, wanted, self._axis), mode))
+            self.steps.append((Conversion(name, other, held, wanted, self._axes), mode))
         return other
 
 
@@ -175,16 +175,16 @@ def part_of(
     piece: Piece,
     local: Localized,
     states: LocalStates,
-    axis: Axis | None = None,
+    axes: Axes = ALONE,
     group: int = 0,
 ) -> Part:
-    """What runs a piece as one rank of the axis runs it.
+    """What runs a piece as one rank of its axes runs it.
 
     Args:
         piece: The whole piece.
         local: The same as this rank runs it, or a part of that.
         states: Of this rank.
-        axis: The axis.
+        axes: The axes.
         group: Number of the group that it is.
     """
     nodes = piece.module.graph.nodes
@@ -199,7 +199,7 @@ def part_of(
         (*own.inputs, *own.reads),
         states.device,
         positions,
-        axis,
+        axes,
         group if any(draws(node) for node in nodes) else None,
     )
 

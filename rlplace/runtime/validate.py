@@ -12,7 +12,7 @@ from rlplace.graph.program import Program, extract
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
 from rlplace.plan.types import Instance, Plan
-from rlplace.runtime.boundary import layouts_of, needs_gradient
+from rlplace.runtime.boundary import AXES, layouts_of, needs_gradient
 from rlplace.runtime.connections import crossings
 from rlplace.runtime.local import localized
 from rlplace.runtime.loss_chunks import chunked, losses
@@ -45,8 +45,7 @@ def validate(plan: Plan, graph: OpGraph, program: Program, world_size: int) -> N
     check_supported(plan)
     crossings(program, graph, plan)
     _check_loss(program)
-    if plan.loss_chunks > 1:
-        _check_chunks(plan, graph, program)
+    _check_pieces(plan, graph, program)
 
 
 def check_supported(plan: Plan) -> None:
@@ -55,10 +54,6 @@ def check_supported(plan: Plan) -> None:
     Raises:
         InputError: With the field, the value, the rule and the nearest legal value.
     """
-    for index, stage in enumerate(plan.stages):
-        if stage.mesh.cp > 1 and stage.mesh.tp > 1:
-            rule = f"the runtime executes no context parallelism beside tp={stage.mesh.tp}"
-            raise InputError(f"plan.stages[{index}].mesh.cp", stage.mesh.cp, rule, 1)
     if plan.fused:
         raise InputError("plan.fused", plan.fused, "the runtime runs op by op", False)
     if plan.precision not in PRECISIONS:
@@ -66,15 +61,20 @@ def check_supported(plan: Plan) -> None:
         raise InputError("plan.precision", plan.precision, rule, "fp32")
 
 
-def _check_chunks(plan: Plan, graph: OpGraph, program: Program) -> None:
-    """Refuse a loss that cannot go through its tokens in chunks, as the plan's ranks run it."""
-    grads, found = needs_gradient(program), False
+def _check_pieces(plan: Plan, graph: OpGraph, program: Program) -> None:
+    """Refuse groups that the plan's ranks cannot cut on two axes, or whose loss not in chunks."""
+    grads, found = needs_gradient(program), plan.loss_chunks == 1
     for stage in plan.stages:
-        for group, layout in layouts_of(graph, stage).items():
+        by_cp, by_tp = (layouts_of(graph, stage, axis) for axis in AXES)
+        for group in by_tp:
             piece = extract(program, graph.groups[group].ops)
-            if losses(piece):
+            chunks = plan.loss_chunks > 1 and bool(losses(piece))
+            if not chunks and min(stage.mesh.cp, stage.mesh.tp) == 1:
+                continue
+            local = localized(piece, by_cp[group], by_tp[group], grads, program.prologue)
+            if chunks:
                 found = True
-                chunked(localized(piece, layout, grads, program.prologue).piece, plan.loss_chunks)
+                chunked(local.piece, plan.loss_chunks)
     if not found:
         rule = "the model has no cross entropy whose tokens could go in chunks"
         raise InputError("plan.loss_chunks", plan.loss_chunks, rule, 1)

@@ -288,6 +288,7 @@ def features(drawn: Drawn) -> set[str]:
         ),
         "dp_replicate x dp_shard": any(m.dp_replicate > 1 and m.dp_shard > 1 for m in meshes),
         "cp": any(mesh.cp > 1 for mesh in meshes),
+        "cp beside tp": any(min(mesh.cp, mesh.tp) > 1 for mesh in meshes),
         "tp": any(mesh.tp > 1 for mesh in meshes),
         "dp": wide > 1,
         "three replicas": any(mesh.dp == 3 for mesh in meshes),

@@ -5,10 +5,10 @@ import functools
 from rlplace.graph.library import Argument, build, spec
 from rlplace.graph.neighbours import sequence_layouts
 from rlplace.graph.program import Program, export_program
-from rlplace.graph.types import OpGraph, Placement, Replicate, Shard
+from rlplace.graph.types import OpGraph, Shard
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan
-from rlplace.runtime.boundary import borders, forms, stage_of
+from rlplace.runtime.boundary import Form, borders, forms, stage_of
 from rlplace.runtime.validate import stand_in_cluster
 
 MODEL: dict[str, Argument] = {
@@ -20,7 +20,7 @@ MODEL: dict[str, Argument] = {
     "vocab": 96,
     "seq_len": 8,
 }
-WHOLE, CUT = Replicate(), Shard(1)
+WHOLE, BY_CP, BY_TP = Form(), Form(cp=Shard(1)), Form(tp=Shard(1))
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def made() -> tuple[OpGraph, Program]:
     return graph, export_program(wanted.make().train(), (), example)
 
 
-def forms_of(*meshes: Mesh, sequence: bool = False) -> list[set[Placement]]:
+def forms_of(*meshes: Mesh, sequence: bool = False) -> list[set[Form]]:
     """Of the float tensors of each stage of an even split."""
     graph, program = made()
     count = len(meshes)
@@ -65,9 +65,16 @@ def test_whole_layouts_hand_whole_tensors_on() -> None:
 
 def test_sequences_stay_cut_over_a_border() -> None:
     pair = forms_of(Mesh((0, 1), tp=2), Mesh((2, 3), tp=2), sequence=True)
-    assert pair == [{CUT}, {CUT}]
+    assert pair == [{BY_TP}, {BY_TP}]
 
 
 def test_each_stage_has_the_form_of_its_own_axis() -> None:
     found = forms_of(Mesh((0, 1), tp=2), Mesh((2,)), Mesh((3, 4), cp=2), sequence=True)
-    assert found == [{CUT}, {WHOLE}, {CUT}]
+    assert found == [{BY_TP}, {WHOLE}, {BY_CP}]
+
+
+def test_both_axes_of_a_mesh_cut_a_sequence() -> None:
+    found = forms_of(Mesh((0, 1, 2, 3), cp=2, tp=2), Mesh((4, 5), cp=2), sequence=True)
+    assert found == [{Form(Shard(1), Shard(1))}, {BY_CP}]
+    whole = forms_of(Mesh((0, 1, 2, 3), cp=2, tp=2), Mesh((4, 5), tp=2))
+    assert whole == [{BY_CP}, {WHOLE}]

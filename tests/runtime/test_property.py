@@ -39,10 +39,7 @@ TOLERANCE = {"float64": 1e-5, "float32": 2e-3}
 #: by hardly more than its rounding.
 WEIGHTS = {"float64": 1e-2, "float32": 1.0}
 #: All that ranks may refuse of what `check` accepts (docs/runtime.md).
-REFUSED = (
-    "plan.stages.mesh.cp: the runtime executes no context parallelism beside tp",
-    "plan.loss_chunks: ",
-)
+REFUSED = ("plan.loss_chunks: ",)
 #: Share of the plans on 2, 3 and 4 ranks.
 SHARES = {2: 0.35, 3: 0.25, 4: 0.4}
 

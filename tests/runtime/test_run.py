@@ -30,7 +30,7 @@ from rlplace.plan.types import (
 )
 from rlplace.plan.uniform import make_plan
 from rlplace.report.timeline_view import save_trace
-from rlplace.runtime.boundary import layouts_of
+from rlplace.runtime.boundary import AXES, layouts_of
 from rlplace.runtime.jobs import Job
 from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
@@ -193,6 +193,7 @@ MIXED = """
 0F0 1F0 0F1 1F1 3F0 3B0 3F1 3B1 1B0 0B0 3W1 1B1 0B1 1W1 0W1 1W0
 2F0 2F1 2B0 2B1 2W1 2W0
 """
+THERE_AND_BACK = "0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1"
 SHUFFLED = """
 0F1 0F0 0F3 0F2 0B0 0B1 0B2 0B3
 1F1 1F0 1B0 1F3 1B1 1F2 1B2 1B3
@@ -296,6 +297,19 @@ CASES = {
     "cp2 recompute": Case("llama", ((1, 1),), 2, recompute="full", cp=(2,)),
     "cp2 x dp2": Case("llama", ((2, 1),), 2, cp=(2,)),
     "cp4": Case("gpt", ((1, 1),), cp=(4,)),
+    "cp2 x tp2 gpt": Case("gpt", ((1, 2),), 2, cp=(2,)),
+    "cp2 x tp2 llama": Case("llama", ((1, 2),), 2, cp=(2,), zero=3, recompute="attention"),
+    "cp2 x tp2 sequence gpt, joined": Case(
+        "gpt", ((1, 2),), 2, recompute="joined", cp=(2,), layout="sequence"
+    ),
+    "cp2 x tp2 sequence llama": Case("llama-wide", ((1, 2),), 2, cp=(2,), layout="sequence"),
+    "cp2 x tp2 sequence bert": Case("bert", ((1, 2),), 2, cp=(2,), layout="sequence"),
+    "cp2 x tp2 sequence t5": Case("t5", ((1, 2),), 2, cp=(2,), layout="sequence"),
+    "cp2 x tp2 expert-sequence": Case("mixtral", ((1, 2),), 2, cp=(2,), layout="expert-sequence"),
+    "cp2 x tp2 loss in chunks, ops": Case("gpt", ((1, 2),), 2, recompute="ops", cp=(2,), chunks=2),
+    "cp2 x tp2, two stages": Case(
+        "llama", ((1, 2),), 2, "explicit", owner=(0, 0), orders=THERE_AND_BACK, cp=(2,), rows=5
+    ),
     "ops": Case("resnet", ((1, 1),), 2, recompute="ops", exact=True),
     "tp2 ops": Case("llama", ((1, 2),), 2, recompute="ops"),
     "tp2 sequence ops": Case("gpt", ((1, 2),), 2, recompute="ops", layout="sequence"),
@@ -576,7 +590,8 @@ def layouts_send(case: Case, forwards: int) -> Counter[str]:
     plan, graph, found = case.plan(), graph_of(case.model), Counter[str]()
     (stage,) = plan.stages
     degree = len(stage.mesh.devices)
-    for layout in layouts_of(graph, stage).values():
+    layouts = (own for axis in AXES for own in layouts_of(graph, stage, axis).values())
+    for layout in layouts:
         for one in layout.collectives:
             times = forwards if one.phase == "forward" else 1
             shares = degree if one.kind in ("all_gather", "all_to_all") else 1

@@ -12,14 +12,14 @@ from rlplace.errors import InputError
 from rlplace.graph.sharding.shards import cut
 from rlplace.graph.types import Placement, Replicate, Shard
 from rlplace.plan.types import Mesh, Stage
-from rlplace.runtime.boundary import Size, TensorSpec
+from rlplace.runtime.boundary import Form, Size, TensorSpec
 from rlplace.runtime.rows import replica_rows
 from rlplace.runtime.slices import Box, Crossing, Message, Side
 
-WHOLE = Replicate()
+WHOLE, UNCUT = Replicate(), Form()
 #: Sequences of 12 tokens; rows of them one behind the other; one for all samples; indices.
 BATCHED = TensorSpec("x", (Size(0, 1), Size(12), Size(4)), torch.float32, True)
-FLAT = TensorSpec("flat", (Size(0, 12), Size(2)), torch.float32, True)
+FLAT = TensorSpec("flat", (Size(0, 12), Size(4)), torch.float32, True)
 SHARED = TensorSpec("bias", (Size(8),), torch.float32, True)
 IDS = TensorSpec("ids", (Size(0, 1),), torch.int64, False)
 TENSORS = (BATCHED, FLAT, SHARED, IDS)
@@ -34,12 +34,14 @@ FORMS: dict[str, tuple[Placement, ...]] = {
 @st.composite
 def sides(draw: st.DrawFn, first: int, samples: int) -> Side:
     dp = draw(st.integers(1, 3))
-    size, cp = draw(st.sampled_from([(1, False), (2, False), (2, True)]))
-    devices = tuple(range(first, first + dp * size))
-    mesh = Mesh(devices, dp_replicate=dp, cp=size if cp else 1, tp=1 if cp else size)
+    cp, tp = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]))
+    devices = tuple(range(first, first + dp * cp * tp))
+    mesh = Mesh(devices, dp_replicate=dp, cp=cp, tp=tp)
     cuts = sorted(draw(st.sets(st.integers(1, samples - 1), min_size=dp - 1, max_size=dp - 1)))
     shares = tuple(b - a for a, b in zip((0, *cuts), (*cuts, samples), strict=True))
-    forms = tuple(draw(st.sampled_from(FORMS[spec.name])) for spec in TENSORS)
+    forms = tuple(
+        Form(*(draw(st.sampled_from(FORMS[spec.name])) for _ in range(2))) for spec in TENSORS
+    )
     return Side(Stage(0, 1, mesh, (), shares), forms)
 
 
@@ -56,16 +58,22 @@ def whole(spec: TensorSpec, rows: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).view(shape)
 
 
-def held(spec: TensorSpec, side: Side, form: Placement, rank: int, rows: int) -> torch.Tensor:
-    """What a rank holds of a whole tensor."""
+def held(spec: TensorSpec, side: Side, form: Form, rank: int, rows: int) -> torch.Tensor:
+    """What a rank holds of a whole tensor: what tp leaves of what cp leaves."""
     replica, place = divmod(side.stage.mesh.devices.index(rank), side.size)
     own = replica_rows(side.stage, 6, rows)[replica]
     tensor = whole(spec, rows)
     if spec.batch_dim is not None:
         each = spec.sizes[spec.batch_dim].per_sample
         tensor = tensor.narrow(spec.batch_dim, own.start * each, len(own) * each)
-    if isinstance(form, Shard) and side.size > 1:
-        tensor = cut(tensor, form.dim, form.blocks, place, side.size, form.run)
+    mesh = side.stage.mesh
+    if isinstance(form.cp, Shard) and mesh.cp > 1:
+        by_cp = form.cp
+        tensor = cut(tensor, by_cp.dim, by_cp.blocks, place // mesh.tp, mesh.cp, by_cp.run)
+    if isinstance(form.tp, Shard) and mesh.tp > 1:
+        inside = isinstance(form.cp, Shard) and form.cp.dim == form.tp.dim
+        run = form.tp.run // (mesh.cp if inside else 1)
+        tensor = cut(tensor, form.tp.dim, form.tp.blocks, place % mesh.tp, mesh.tp, run)
     return tensor
 
 
@@ -146,7 +154,7 @@ def test_gradients_of_a_shared_tensor_go_back_to_its_maker(border: tuple[Crossin
 
 def test_tp_ranks_pair_up() -> None:
     def side(first: int, tp: int) -> Side:
-        return Side(Stage(0, 1, Mesh(tuple(range(first, first + tp)), tp=tp), ()), (WHOLE,))
+        return Side(Stage(0, 1, Mesh(tuple(range(first, first + tp)), tp=tp), ()), (UNCUT,))
 
     forward = Crossing((BATCHED,), side(0, 2), side(2, 4), 4, backward=False).messages(4)
     assert [(m.source, m.target) for m in forward] == [(0, 2), (1, 3), (0, 4), (1, 5)]
@@ -156,7 +164,7 @@ def test_tp_ranks_pair_up() -> None:
 
 def test_cut_sequences_send_only_the_parts() -> None:
     def side(first: int, tp: int, form: Placement) -> Side:
-        return Side(Stage(0, 1, Mesh(tuple(range(first, first + tp)), tp=tp), ()), (form,))
+        return Side(Stage(0, 1, Mesh(tuple(range(first, first + tp)), tp=tp), ()), (Form(tp=form),))
 
     same = Crossing((BATCHED,), side(0, 2, Shard(1)), side(2, 2, Shard(1)), 4, backward=False)
     assert [(m.source, m.target, m.elements) for m in same.messages(4)] == [
@@ -167,10 +175,26 @@ def test_cut_sequences_send_only_the_parts() -> None:
     assert [(m.source, m.put[0][1]) for m in whole.messages(4)] == [(0, (0, 6)), (1, (6, 6))]
 
 
+def test_a_sequence_that_both_axes_cut_comes_in_its_order() -> None:
+    both = Side(Stage(0, 1, Mesh((0, 1, 2, 3), cp=2, tp=2), ()), (Form(Shard(1), Shard(1)),))
+    alone = Side(Stage(0, 1, Mesh((4,)), ()), (UNCUT,))
+    found = Crossing((BATCHED,), both, alone, 4, backward=False).messages(4)
+    assert [(m.source, m.put[0][1]) for m in found] == [
+        (0, (0, 3)),
+        (1, (3, 3)),
+        (2, (6, 3)),
+        (3, (9, 3)),
+    ]
+    # What tp does not cut comes from one of its ranks.
+    by_cp = replace(both, forms=(Form(cp=Shard(1)),))
+    found = Crossing((BATCHED,), by_cp, alone, 4, backward=False).messages(4)
+    assert [(m.source, m.put[0][1]) for m in found] == [(0, (0, 6)), (2, (6, 6))]
+
+
 def test_samples_that_mix_with_something_else_are_not_cut() -> None:
     mixed = TensorSpec("cat", (Size(2, 1),), torch.float32, True)
     one, two = (
-        Side(Stage(0, 1, Mesh(devices, dp_replicate=len(devices)), ()), (WHOLE,))
+        Side(Stage(0, 1, Mesh(devices, dp_replicate=len(devices)), ()), (UNCUT,))
         for devices in ((0,), (1, 2))
     )
     with pytest.raises(InputError, match="cat has a dim that mixes samples"):

@@ -27,6 +27,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "sequence, redone": ("llama", [(2, 1, 1, 1, 2)], "sequence", 0, "full"),
     "sequence, joined": ("llama", [(2, 1, 1, 1, 2)], "sequence", 0, "joined"),
     "context": ("gpt-untied", [(2, 1, 1, 2, 1)], "replicate", 0, "none"),
+    "context x shard": ("gpt-untied", [(4, 1, 1, 2, 2)], "shard", 0, "none"),
+    "context x sequence": ("llama", [(4, 1, 1, 2, 2)], "sequence", 0, "none"),
     "expert": ("mixtral", [(2, 1, 1, 1, 2)], "expert", 0, "none"),
     "zero0": ("gpt-untied", [(2, 1, 2, 1, 1)], "replicate", 0, "none"),
     "zero0, tied": ("gpt", [(2, 1, 2, 1, 1)], "replicate", 0, "none"),
@@ -86,6 +88,7 @@ def test_ranks_send_what_the_estimate_counts(name: str) -> None:
     sent = {kind: size for kind, size in measured()[name].traffic.items() if size}
     counted = traffic(instance, own.plan)
     assert sent.keys() == counted.keys()
-    padding = 0.001 if CASES[name][3] else 0.0
+    # Of the loss: sums of two numbers, which each rank of tp sends.
+    padding = 0.001 if CASES[name][3] or " x " in name else 0.0
     for kind, size in counted.items():
         assert sent[kind] == pytest.approx(size, rel=padding, abs=0.5), kind

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from rlplace.errors import InputError
 from rlplace.graph.capture import capture
-from rlplace.graph.library import build, spec
 from rlplace.graph.program import Program, export_program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Instance, Plan
@@ -75,16 +74,6 @@ def test_too_few_ranks_are_refused() -> None:
 def test_every_zero_level_is_executed(zero: int) -> None:
     program, graph = exported()
     validate(plan(dp_shard=2, zero=zero), graph, program, 2)
-
-
-def test_context_beside_tensor_parallelism_is_not_executed() -> None:
-    args = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 16, "vocab": 32, "seq_len": 4}
-    graph, wanted = build("gpt", **args), spec("gpt", **args)  # type: ignore[arg-type]
-    program = export_program(wanted.make(), (), wanted.example(2))
-    instance = Instance(graph, stand_in_cluster(4), 4, precision="fp32")
-    with pytest.raises(InputError, match=r"mesh\.cp.*no context parallelism beside tp=2"):
-        validate(uniform_plan(instance, cp=2, tp=2), graph, program, 4)
-    validate(uniform_plan(instance, cp=2), graph, program, 4)
 
 
 def test_a_model_without_a_scalar_loss_is_refused() -> None:

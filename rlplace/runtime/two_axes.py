@@ -1,0 +1,527 @@
+"""A piece as one rank of a mesh with a cp and a tp axis runs it.
+
+Each axis has its own assignment, as if the other were not there. A value is then held in a way on
+each of them, an op runs on what is local on both, and each conversion is that of one axis, on what
+the other has left. Where both cut the same dim one of them is inside the other: tp cuts the
+sequence that cp has cut, and cp the heads that tp has cut.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from rlplace.errors import InputError
+from rlplace.graph.program import Piece
+from rlplace.graph.sharding import axis as conjugate
+from rlplace.graph.sharding.axis import Axis, current_axis, use_axis
+from rlplace.graph.sharding.axis_bags import one_of_several
+from rlplace.graph.sharding.axis_rows import causal_mask, row_cross_entropy
+from rlplace.graph.sharding.local_args import LocalCall, local_args, local_call
+from rlplace.graph.sharding.lower import Assignment, route
+from rlplace.graph.sharding.nodes import (
+    argument,
+    is_tensor,
+    op_name,
+    shape,
+    tensor_args,
+    written_args,
+)
+from rlplace.graph.sharding.row_rules import is_causal
+from rlplace.graph.sharding.strategy import Copied, Strategy, Want
+from rlplace.graph.types import Partial, Placement, Replicate, Shard
+from rlplace.runtime.boundary import AxisName, Form
+from rlplace.runtime.draws import draws
+
+#: A conversion on an axis.
+Move = tuple[AxisName, Want]
+
+_OUTER: ContextVar[Axis | None] = ContextVar("rlplace_outer_axis", default=None)
+_WHOLE = Replicate()
+_MEAN, _SUM = 1, 2
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a mesh that cut activations, as one rank sees them.
+
+    Args:
+        cp, tp: None where they have one device.
+    """
+
+    cp: Axis | None = None
+    tp: Axis | None = None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Run lowered pieces on them."""
+        inner = self.tp or self.cp
+        if inner is None:
+            yield
+            return
+        token = _OUTER.set(self.cp)
+        try:
+            with use_axis(inner):
+                yield
+        finally:
+            _OUTER.reset(token)
+
+
+#: No axis that cuts activations.
+ALONE = Axes()
+
+
+def outer_axis() -> Axis:
+    """The cp axis beside a tp axis; the only axis where there is one."""
+    return _OUTER.get() or current_axis()
+
+
+def converted(value: Tensor, held: Form, wanted: Form) -> Tensor:
+    """A value in another form; a gradient goes the same way back."""
+    degree = outer_axis().size if isinstance(held.cp, Shard) else 1
+    if isinstance(held.tp, Shard) and held != wanted:
+        value = conjugate.gather(value, *_parts(held.tp, held.cp, degree))
+    if held.cp != wanted.cp:
+        if isinstance(held.cp, Shard):
+            value = over_cp(conjugate.gather)(value, *_parts(held.cp, None, 1))
+        if isinstance(wanted.cp, Shard):
+            value = over_cp(conjugate.split)(value, *_parts(wanted.cp, None, 1))
+    degree = outer_axis().size if isinstance(wanted.cp, Shard) else 1
+    if isinstance(wanted.tp, Shard) and held != wanted:
+        value = conjugate.split(value, *_parts(wanted.tp, wanted.cp, degree))
+    return value
+
+
+def _parts(shard: Shard, cut_by_cp: object, degree: int) -> tuple[int, int, int]:
+    """Dim, blocks and run of a shard, of what cp has left of the dim."""
+    inside = isinstance(cut_by_cp, Shard) and cut_by_cp.dim == shard.dim
+    return shard.dim, shard.blocks, shard.run // (degree if inside else 1)
+
+
+@functools.cache
+def over_cp(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `sharding.axis` on the cp axis."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with use_axis(outer_axis()):
+            return function(*args, **kwargs)
+
+    call.__name__ = f"{function.__name__}_over_cp"
+    return call
+
+
+def on_its_axis(target: Any) -> Any:
+    """The function of `sharding.axis` that a node calls, on whichever axis."""
+    return getattr(target, "__wrapped__", target)
+
+
+def cut_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: None = None,
+    reduction: int = _MEAN,
+    ignore_index: int = -100,
+    *,
+    classes: bool = False,
+    rows: bool = False,
+) -> Tensor:
+    """Cross entropy of logits (rows, classes) whose rows are cut over cp.
+
+    Args:
+        logits: Class scores.
+        target: What the classes should be, (rows,).
+        weight: Of the classes; there is none.
+        reduction: As in ATen: 1 mean, 2 sum.
+        ignore_index: Target of rows that do not count.
+        classes: Whether tp cuts the classes.
+        rows: Whether tp cuts the rows of a rank of cp.
+    """
+    if classes:
+        total = conjugate.vocab_cross_entropy(logits, target, None, _SUM, ignore_index)
+    else:
+        total = F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore_index)
+    wide = total.float() if total.element_size() < 4 else total
+    both = torch.stack((wide, (target != ignore_index).sum().to(wide.dtype)))
+    summed: Tensor = over_cp(conjugate.reduce)(conjugate.reduce(both) if rows else both)
+    total, count = summed.unbind()
+    return (total / count if reduction == _MEAN else total).to(logits.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a value is held on both axes.
+
+    Args:
+        cp, tp: On each of them.
+        outer: Where both cut the same dim, which one cuts it first.
+    """
+
+    cp: Placement | Copied = _WHOLE
+    tp: Placement | Copied = _WHOLE
+    outer: AxisName = "cp"
+
+    @property
+    def shared(self) -> bool:
+        """Whether both cut the same dim."""
+        both = isinstance(self.cp, Shard) and isinstance(self.tp, Shard)
+        return both and self.cp.dim == self.tp.dim  # type: ignore[union-attr]  # both are shards
+
+    def on(self, name: AxisName) -> Placement | Copied:
+        """On one of them."""
+        return self.cp if name == "cp" else self.tp
+
+    def moved(self, name: AxisName, step: Want, inside: bool = False) -> Held | None:
+        """After a conversion on one axis; None where the other one is in its way.
+
+        Args:
+            name: The axis.
+            step: The conversion.
+            inside: Whether cp may cut what tp has cut, as it may when it exchanges rows for heads.
+        """
+        own, other = self.on(name), self.on("tp" if name == "cp" else "cp")
+        outer = self.outer
+        if isinstance(other, Shard):
+            if self.shared and self.outer == name:
+                return None
+            if isinstance(step, Shard) and step.dim == other.dim:
+                exchanged = isinstance(own, Shard) and own.dim != step.dim
+                if name == "cp" and not (exchanged or inside):
+                    return None
+                if step.blocks > 1 or other.blocks > 1 or (step.run and name == "cp"):
+                    return None
+                outer = "tp" if name == "cp" else "cp"
+        placed = replace(self, cp=step) if name == "cp" else replace(self, tp=step)
+        return replace(placed, outer=outer) if placed.shared else replace(placed, outer="cp")
+
+
+def moves(base: Held, cp: Want, tp: Want, outer: AxisName = "cp") -> list[Move]:
+    """The conversions, one after the other, that bring a value into a form.
+
+    Args:
+        base: How it is held.
+        cp: How it is read on cp.
+        tp: And on tp.
+        outer: Which axis should cut first where both cut one dim.
+
+    Raises:
+        InputError: If there is no order in which no axis is in the other's way.
+    """
+    by_cp: list[Move] = [("cp", step) for step in route(base.cp, cp)]
+    by_tp: list[Move] = [("tp", step) for step in route(base.tp, tp)]
+    whole: list[Move] = [("tp", step) for step in route(base.tp, _WHOLE)]
+    again: list[Move] = [("tp", step) for step in route(_WHOLE, tp)]
+    possible: list[list[Move]] = []
+    for path in ([*by_cp, *by_tp], [*by_tp, *by_cp], [*whole, *by_cp, *again]):
+        reached = _reached(base, path, outer)
+        # Without a wish, what cp exchanges ends inside of what tp has cut: that is the cheapest.
+        if reached is not None and (not reached.shared or outer in ("cp", reached.outer)):
+            return path
+        possible += [path] if reached is not None else []
+    if possible:
+        return possible[0]
+    rule = f"cp and tp cannot both cut what is held as {base} and read as {cp}, {tp}"
+    raise InputError("plan.stages.mesh.cp", str(base), rule, 1)
+
+
+def _reached(base: Held, path: Sequence[Move], outer: AxisName) -> Held | None:
+    held: Held | None = base
+    for name, step in path:
+        held = held.moved(name, step, outer == "tp") if held is not None else None
+    return held
+
+
+def lower_both(piece: Piece, outer: Assignment, inner: Assignment) -> fx.GraphModule:
+    """The local program of a piece.
+
+    Args:
+        piece: The whole piece; its nodes carry ``meta["val"]``.
+        outer: A strategy for each node on cp.
+        inner: And on tp.
+
+    Returns:
+        As `rlplace.graph.sharding.lower.lower`, to be run under `Axes.used`.
+
+    Raises:
+        InputError: If an op cannot be cut on both axes as the assignments say.
+    """
+    return _Lowering(outer, inner).run(piece)
+
+
+@dataclass
+class _Lowering:
+    """What has been lowered so far: see `rlplace.graph.sharding.lower`."""
+
+    outer: Assignment
+    inner: Assignment
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    values: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    held: dict[fx.Node, Held] = field(default_factory=dict)
+    forms: dict[tuple[fx.Node, Held], fx.Node] = field(default_factory=dict)
+
+    def run(self, piece: Piece) -> fx.GraphModule:
+        """Lower node after node."""
+        for node in piece.module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self.graph.placeholder(node.name)
+                summand = node.name in self.outer.summands
+                cp = Copied() if summand else self.outer.held(node.name)
+                self.held[node] = Held(cp, self.inner.held(node.name))
+            elif node.op == "output":
+                self._output(node.args[0])
+            else:
+                self._call(node)
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+    def _output(self, outputs: Any) -> None:
+        whole = (_WHOLE,) * len(outputs)
+        wants = zip(outputs, self.outer.writes or whole, self.inner.writes or whole, strict=True)
+        found = [self._read(out, cp, tp) for out, cp, tp in wants]
+        for _, held in found:
+            if held.outer != "cp":
+                raise _refusal("a value is handed on with heads that tp has cut first")
+        self.graph.output(tuple(value for value, _ in found))
+
+    def _read(
+        self, node: fx.Node, cp: Want, tp: Want, outer: AxisName = "cp"
+    ) -> tuple[fx.Node, Held]:
+        """A value in the form that its reader wants."""
+        value, held = self.values[node], self.held[node]
+        differentiable = node.meta["val"].is_floating_point() if _is_single(node) else False
+        for name, step in moves(held, cp, tp, outer):
+            after = held.moved(name, step, outer == "tp")
+            assert after is not None, "the way was looked for"
+            if (node, after) not in self.forms:
+                self.forms[node, after] = self._converted(value, held, name, step, differentiable)
+            value, held = self.forms[node, after], after
+        return value, held
+
+    def _converted(
+        self, value: fx.Node, held: Held, name: AxisName, step: Want, differentiable: bool
+    ) -> fx.Node:
+        base = held.on(name)
+        own, wanted = self._parts(name, base, held), self._parts(name, step, held)
+        if isinstance(base, Copied):
+            if wanted:
+                return self._emit_on(name, conjugate.part, value, *wanted)
+            return self._emit_on(name, conjugate.once, value)
+        if own and wanted:
+            return self._emit_on(name, conjugate.exchange, value, own, wanted)
+        if own:
+            summed = isinstance(step, Copied) and differentiable
+            gather = conjugate.gather_copy if summed else conjugate.gather
+            return self._emit_on(name, gather, value, *own)
+        if wanted:
+            return self._emit_on(name, conjugate.split, value, *wanted)
+        return self._emit_on(name, conjugate.copy, value) if differentiable else value
+
+    def _parts(self, name: AxisName, shard: object, held: Held) -> tuple[int, ...]:
+        """Dim, blocks and run of a shard on an axis, of what the other has left."""
+        if not isinstance(shard, Shard):
+            return ()
+        return _parts(shard, held.cp if name == "tp" else None, self.outer.degree)
+
+    def _emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(target, args, kwargs)
+
+    def _emit_on(self, name: AxisName, function: Any, *args: Any) -> fx.Node:
+        return self._emit(over_cp(function) if name == "cp" else function, *args)
+
+    def _call(self, node: fx.Node) -> None:
+        """Lower one node."""
+        if not is_tensor(node) and tensor_args(node):
+            self.values[node] = self._size(node)
+            return
+        cp, tp = self.outer.strategy(node), self.inner.strategy(node)
+        wants, orders = iter(zip(cp.reads, tp.reads, strict=True)), set[AxisName]()
+        first = self._cut_first(node, cp, tp)
+
+        def read(leaf: Any) -> Any:
+            if not isinstance(leaf, fx.Node):
+                return leaf
+            if not is_tensor(leaf):
+                return self.values[leaf]
+            value, held = self._read(leaf, *next(wants), first)
+            orders.update([held.outer] if held.shared else [])
+            return value
+
+        args, kwargs = torch.utils._pytree.tree_map(read, (list(node.args), dict(node.kwargs)))
+        if len(orders) > 1:
+            raise _refusal(f"{node.name} reads a dim that cp and tp have cut in two orders")
+        self.values[node] = self._local(node, cp, tp, args, kwargs)
+        self.held[node] = Held(cp.held, tp.held, *orders)
+        if not self.held[node].shared:
+            self.held[node] = Held(cp.held, tp.held)
+        if written_args(node):
+            self.forms.clear()  # what was converted before is stale now
+
+    def _cut_first(self, node: fx.Node, cp: Strategy, tp: Strategy) -> AxisName:
+        """Which axis cuts first what an op reads cut by both: of heads, and what follows, tp."""
+        reads = zip(tensor_args(node), cp.reads, tp.reads, strict=True)
+        kept = [self.held[arg] for arg, *wants in reads if _as_held(self.held[arg], wants)]
+        attends = op_name(node) == "scaled_dot_product_attention"
+        heads = attends and Held(cp.reads[0], tp.reads[0]).shared
+        return "tp" if heads or any(held.outer == "tp" for held in kept) else "cp"
+
+    def _size(self, node: fx.Node) -> fx.Node:
+        """A number that a tensor gives: its size in a dim, which a shard knows as well."""
+        (source,) = tensor_args(node)
+        if op_name(node) != "sym_size":
+            value, _ = self._read(source, _WHOLE, _WHOLE)
+            return self._emit(node.target, value, *node.args[1:], **node.kwargs)
+        held, factor = self.held[source], 1
+        for placement, degree in ((held.cp, self.outer.degree), (held.tp, self.inner.degree)):
+            if isinstance(placement, Shard) and placement.dim == node.args[1]:
+                factor *= degree
+        size = self._emit(node.target, self.values[source], *node.args[1:])
+        return self._emit(operator.mul, size, factor) if factor > 1 else size
+
+    def _local(
+        self, node: fx.Node, cp: Strategy, tp: Strategy, args: list[Any], kwargs: Any
+    ) -> Any:
+        """The op on what is local."""
+        rows = self._on_rows(node, cp, tp, args, kwargs)
+        if rows is not None:
+            return rows
+        call = self._local_call(node, cp, tp, args)
+        axes: list[tuple[AxisName, Strategy]] = [("cp", cp), ("tp", tp)]
+        sums = [(name, own) for name, own in axes if isinstance(own.output, Partial)]
+        if not sums:
+            return self._drawn(node, cp, tp, call.target, call.args, kwargs)
+        total = self._emit(call.target, *call.args, **kwargs)
+        held = Held(cp.held, tp.held)
+        for name, own in sums:
+            if own.scattered is None:
+                total = self._emit_on(name, conjugate.reduce, total)
+            else:
+                parts = self._parts(name, own.scattered, held)
+                total = self._emit_on(name, conjugate.reduce_scatter, total, *parts)
+        return self._after_sum(call, total)
+
+    def _local_call(self, node: fx.Node, cp: Strategy, tp: Strategy, args: list[Any]) -> LocalCall:
+        """Its target and arguments; what only one axis changes the other leaves alone."""
+        if not cp.sharded:
+            call = LocalCall(node.target, args)
+            return local_call(node, tp, args, self.inner.degree) if tp.sharded else call
+        by_cp = local_call(node, cp, args, self.outer.degree)
+        plain = by_cp.target is node.target and by_cp.added is None
+        if not tp.sharded:
+            return by_cp if plain else replace(by_cp, target=self._target_over_cp(by_cp.target))
+        if not plain:
+            raise _refusal(f"{node.name} is summed over cp in a way of its own")
+        local = local_args(node, cp, args, self.outer.degree)
+        return local_call(node, tp, local, self.inner.degree)
+
+    def _target_over_cp(self, target: Any) -> Any:
+        return target if isinstance(target, torch._ops.OpOverload) else over_cp(target)
+
+    def _drawn(
+        self, node: fx.Node, cp: Strategy, tp: Strategy, target: Any, args: list[Any], kwargs: Any
+    ) -> fx.Node:
+        """A call that draws other random numbers on every device that shares its work."""
+        axes: list[tuple[AxisName, Strategy]] = [("cp", cp), ("tp", tp)] if draws(node) else []
+        names = [name for name, own in axes if own.sharded]
+        states = [(name, self._emit_on(name, conjugate.rank_seed, args[0])) for name in names]
+        out = self._emit(target, *args, **kwargs)
+        for name, state in reversed(states):
+            self._emit_on(name, conjugate.restore_seed, state, args[0])
+        return out
+
+    def _on_rows(
+        self, node: fx.Node, cp: Strategy, tp: Strategy, args: list[Any], kwargs: Any
+    ) -> fx.Node | None:
+        """Ops that need to know which rows they have; None for others."""
+        own = _rows_of(node, cp), _rows_of(node, tp)
+        if not any(own):
+            return None
+        if op_name(node) == "cross_entropy_loss":
+            if not own[0]:
+                return self._emit(row_cross_entropy, *args, **kwargs)
+            cut = {"classes": tp.sharded and not own[1], "rows": own[1]}
+            return self._emit(cut_cross_entropy, *args, **kwargs, **cut)
+        if all(own):
+            raise _refusal(f"{node.name} has its queries cut by both")
+        query, key, value = args[:3]
+        mask = self._emit_on("cp" if own[0] else "tp", causal_mask, query, key)
+        options = {k: v for k, v in kwargs.items() if k in ("scale", "enable_gqa")}
+        dropout = argument(node, 4, "dropout_p", 0.0)
+        masked = [query, key, value, mask, dropout]
+        return self._drawn(node, cp, tp, node.target, masked, options)
+
+    def _after_sum(self, call: LocalCall, total: fx.Node) -> fx.Node:
+        """A bias is added once, to the sum."""
+        added = call.added
+        if call.added_shape:
+            added = self._emit(torch.ops.aten.view.default, added, list(call.added_shape))
+        if added is not None:
+            total = self._emit(torch.ops.aten.add.Tensor, total, added)
+        return self._emit(one_of_several, total) if call.as_tuple else total
+
+
+def heads_left(piece: Piece, outer: Assignment, inner: Assignment) -> bool:
+    """Whether the heads that tp leaves to a rank can be cut as an assignment on cp wants it."""
+    for node in _attentions(piece):
+        wants = zip(outer.strategy(node).reads, inner.strategy(node).reads, strict=True)
+        for arg, (cp, tp) in zip(tensor_args(node)[:3], wants, strict=False):
+            if isinstance(cp, Shard) and isinstance(tp, Shard) and cp.dim == tp.dim:
+                if arg.meta["val"].shape[cp.dim] % (outer.degree * inner.degree):
+                    return False
+    return True
+
+
+@contextmanager
+def fewer_heads(piece: Piece, inner: Assignment) -> Iterator[None]:
+    """While this lasts, the nodes of a piece say that attention reads the heads that tp leaves it.
+
+    So that an assignment on cp which is looked for meanwhile cuts only what is left to be cut.
+    """
+    kept: dict[fx.Node, Any] = {}
+    for node in _attentions(piece):
+        for arg, want in zip(tensor_args(node)[:3], inner.strategy(node).reads, strict=False):
+            if isinstance(want, Shard) and arg not in kept:
+                kept[arg] = value = arg.meta["val"]
+                left = value.shape[want.dim] // inner.degree
+                arg.meta["val"] = value.narrow(want.dim, 0, left)
+    try:
+        yield
+    finally:
+        for node, value in kept.items():
+            node.meta["val"] = value
+
+
+def _attentions(piece: Piece) -> list[fx.Node]:
+    nodes = piece.module.graph.nodes
+    return [node for node in nodes if op_name(node) == "scaled_dot_product_attention"]
+
+
+def _rows_of(node: fx.Node, strategy: Strategy) -> bool:
+    """Whether a strategy cuts the rows of an op that has to know which it has."""
+    first = strategy.reads[0] if strategy.reads else None
+    if not isinstance(first, Shard):
+        return False
+    if op_name(node) == "cross_entropy_loss":
+        return first.dim == 0
+    causal = op_name(node) == "scaled_dot_product_attention" and is_causal(node)
+    return causal and first.dim == len(shape(node)) - 2
+
+
+def _as_held(held: Held, wants: Sequence[Want]) -> bool:
+    """Whether a value that both axes cut in one dim is read as it is."""
+    return held.shared and [held.cp, held.tp] == list(wants)
+
+
+def _is_single(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], Tensor)
+
+
+def _refusal(rule: str) -> InputError:
+    return InputError("plan.stages.mesh", "cp and tp", rule, "cp=1")

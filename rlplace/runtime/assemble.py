@@ -13,6 +13,7 @@ from rlplace.errors import InputError, nearest_names
 from rlplace.graph.types import Placement
 from rlplace.plan.schedules import actions, lanes
 from rlplace.plan.types import Mesh, Plan
+from rlplace.runtime.axes import Axes
 from rlplace.runtime.buckets import Replicas
 from rlplace.runtime.connections import connections, crossings
 from rlplace.runtime.fragments import Fragment, Held, fragments, make_states
@@ -27,7 +28,6 @@ from rlplace.runtime.step import Interpreter, Lane
 from rlplace.runtime.ties import Tied
 from rlplace.runtime.trained import Ranked, Settings, trained
 from rlplace.runtime.transfer import Channel
-from rlplace.runtime.two_axes import Axes
 from rlplace.runtime.weight_slices import WeightSlice
 from rlplace.runtime.world import World
 

@@ -15,8 +15,8 @@ from rlplace.graph.program import Piece
 from rlplace.graph.sharding.axis import COLLECTIVES
 from rlplace.graph.sharding.nodes import CONVOLUTIONS, REARRANGES, op_name
 from rlplace.runtime.attention import running
+from rlplace.runtime.axes import on_its_axis
 from rlplace.runtime.draws import draws
-from rlplace.runtime.two_axes import on_its_axis
 
 #: Names of the ops, beside attention.
 _PRODUCTS = frozenset("mm addmm bmm baddbmm convolution _grouped_mm grouped_mm_fallback".split())

@@ -26,7 +26,7 @@ from rlplace.graph.sharding.axis import (
 )
 from rlplace.graph.sharding.axis_rows import row_cross_entropy
 from rlplace.graph.sharding.nodes import argument, op_name
-from rlplace.runtime.two_axes import cut_cross_entropy, over_cp
+from rlplace.runtime.axes import cut_cross_entropy, over_cp
 
 _MEAN, _SUM = 1, 2
 _VIEWS = ("view", "reshape", "_unsafe_view", "contiguous", "flatten")

@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from rlplace.graph.program import Piece
 from rlplace.runtime.aside import parameters_apart
+from rlplace.runtime.axes import ALONE, Axes, converted
 from rlplace.runtime.boundary import Form, Size
 from rlplace.runtime.draws import Stream, drawing, seed_of
 from rlplace.runtime.keeping import keeping
 from rlplace.runtime.lending import Lender
-from rlplace.runtime.two_axes import ALONE, Axes, converted
 
 Values = dict[str, Any]
 

@@ -21,7 +21,7 @@ from rlplace.graph.sharding import axis
 from rlplace.graph.types import Group, Layout
 from rlplace.graph.weights import Matmul, matmul_of
 from rlplace.plan.types import GroupChoice
-from rlplace.runtime.two_axes import on_its_axis
+from rlplace.runtime.axes import on_its_axis
 from rlplace.runtime.weight_slices import WeightSlice
 
 aten = torch.ops.aten

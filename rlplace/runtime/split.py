@@ -12,6 +12,7 @@ from rlplace.plan.orders import split_actions
 from rlplace.plan.schedules import actions
 from rlplace.plan.types import Plan
 from rlplace.runtime.aside import apart
+from rlplace.runtime.axes import ALONE, Axes
 from rlplace.runtime.boundary import AXES, WHOLE, Form, forms, layouts_of, needs_gradient, numbers
 from rlplace.runtime.draws import Stream, draws
 from rlplace.runtime.handover import Handover, Sorting, both_names, handovers
@@ -21,7 +22,6 @@ from rlplace.runtime.parts import Conversion, Part, StageModule, Step
 from rlplace.runtime.pieces import protected, without_integer_histograms, written_by
 from rlplace.runtime.recompute import prepared, regions
 from rlplace.runtime.sliced import rows_of_slices, sliced
-from rlplace.runtime.two_axes import ALONE, Axes
 from rlplace.runtime.weight_slices import WeightSlice
 
 

@@ -41,16 +41,12 @@ class Search:
     @property
     def stopped(self) -> str | None:
         """Which part of the budget has run out, or None."""
-        if time.perf_counter() - self._started >= self.budget.seconds:
-            return "seconds"
-        return "evaluations" if self.evaluations >= self.budget.evaluations else None
+        return self.budget.run_out(time.perf_counter() - self._started, self.evaluations)
 
     @property
     def progress(self) -> float:
         """Share of the budget that is spent, 0 to 1, whichever part is nearer to its end."""
-        elapsed = time.perf_counter() - self._started
-        evaluated = self.evaluations / max(self.budget.evaluations, 1)
-        return min(1.0, max(evaluated, elapsed / max(self.budget.seconds, 1e-9)))
+        return self.budget.progress(time.perf_counter() - self._started, self.evaluations)
 
     def offer(self, plan: Plan) -> Estimate:
         """Estimate a legal plan and remember it if it is the best so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -17,33 +17,67 @@ from rlplace.simulate.types import Estimate
 Listener = Callable[[Plan, Estimate, float], None]
 
 
+class Spent(Protocol):
+    """What a search has used up of its limits."""
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds."""
+        ...
+
+    @property
+    def evaluations(self) -> int:
+        """Answers that were estimated."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """How long a planner may search; whatever runs out first ends it.
+class Limits:
+    """How long a search may go on; whatever runs out first ends it.
 
     Args:
         seconds: Wall seconds.
-        evaluations: Plans that are estimated.
-        told: Told of each improvement, so that a search that is killed has not searched for
-            nothing. A planner that runs several searches may tell of a plan that is worse than an
-            earlier one.
+        evaluations: Plans (or placements) that are estimated.
     """
 
     seconds: float = float("inf")
     evaluations: int = 1_000_000_000
-    told: Listener | None = field(default=None, compare=False)
 
     def deadline(self) -> float:
         """The `time.perf_counter` value at which the seconds run out."""
         return time.perf_counter() + self.seconds
 
-    def after(self, result: PlannerResult) -> Budget:
-        """What is left of the budget after a search."""
+    def run_out(self, seconds: float, evaluations: int) -> str | None:
+        """Which part has run out after so much, or None."""
+        if seconds >= self.seconds:
+            return "seconds"
+        return "evaluations" if evaluations >= self.evaluations else None
+
+    def progress(self, seconds: float, evaluations: int) -> float:
+        """Share that is spent, 0 to 1, whichever part is nearer to its end."""
+        evaluated = evaluations / max(self.evaluations, 1)
+        return min(1.0, max(evaluated, seconds / max(self.seconds, 1e-9)))
+
+    def after(self, spent: Spent) -> Self:
+        """What is left after a search."""
         return replace(
             self,
-            seconds=max(0.0, self.seconds - result.seconds),
-            evaluations=max(0, self.evaluations - result.evaluations),
+            seconds=max(0.0, self.seconds - spent.seconds),
+            evaluations=max(0, self.evaluations - spent.evaluations),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Budget(Limits):
+    """The limits of a planner, and who is told.
+
+    Args:
+        told: Told of each improvement, so that a search that is killed has not searched for
+            nothing. A planner that runs several searches may tell of a plan that is worse than an
+            earlier one.
+    """
+
+    told: Listener | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

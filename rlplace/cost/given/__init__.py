@@ -3,7 +3,13 @@
 Plain functions, one for each rule, so that planners can be compared on their makers' own ground.
 """
 
-from rlplace.cost.given.events import GivenSchedule, makespan, makespan_bound, simulate_events
+from rlplace.cost.given.events import (
+    GivenSchedule,
+    makespan,
+    makespan_bound,
+    median_makespan,
+    simulate_events,
+)
 from rlplace.cost.given.loads import broken_rule, device_loads, max_load
 from rlplace.cost.given.piper import PiperStage, piper_load, stage_load, stage_memory
 
@@ -15,6 +21,7 @@ __all__ = [
     "makespan",
     "makespan_bound",
     "max_load",
+    "median_makespan",
     "piper_load",
     "simulate_events",
     "stage_load",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +13,11 @@ from rich.table import Table
 
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.reports import StepReport
+from rlplace.simulate.peaks import OPTIMIZER, REDUCE
 from rlplace.units import MIB, format_seconds
+
+#: Kinds of phases of a step whose peaks are shown.
+_PHASES = ("forward", "backward", REDUCE, OPTIMIZER)
 
 
 def measurement_data(measured: Measurement) -> dict[str, Any]:
@@ -24,25 +29,39 @@ def measurement_data(measured: Measurement) -> dict[str, Any]:
         "warmup": measured.warmup,
         "losses": list(measured.losses),
         "peak_memory": list(measured.peak_memory),
+        "peak_phase": list(measured.peak_phase),
+        "phase_peaks": list(measured.phase_peaks),
         "traffic": measured.traffic,
         "device": measured.device,
     }
 
 
 def render_measurement(measured: Measurement) -> RenderableType:
-    """Step time, losses, and the memory of each rank."""
+    """Step time, losses, and the memory of each rank by cause and by phase."""
     head = (
         f"step {format_seconds(measured.step_time)} (median of {len(measured.step_times)}, "
         f"spread {format_seconds(measured.spread)}), loss {measured.losses[0]:.4f} -> "
         f"{measured.losses[-1]:.4f}"
     )
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in ("rank", "params MiB", "gradients", "optimizer", "activations", "peak"):
-        table.add_column(name, justify="right")
-    for rank, use in enumerate(measured.memory):
+    causes = _table("rank", "params MiB", "gradients", "optimizer", "activations", "peak", "in the")
+    for rank, (use, phase) in enumerate(zip_longest(measured.memory, measured.peak_phase)):
         parts = (use.params, use.gradients, use.optimizer, use.activations, use.total)
-        table.add_row(str(rank), *(f"{part / MIB:.1f}" for part in parts))
-    return Group(head, "", table)
+        causes.add_row(str(rank), *map(_mib, parts), phase)
+    phases = _table("rank", *(f"{name} MiB" for name in _PHASES))
+    for rank, peaks in enumerate(measured.phase_peaks):
+        phases.add_row(str(rank), *(_mib(peaks.get(name, 0.0)) for name in _PHASES))
+    return Group(head, "", causes, "", phases)
+
+
+def _table(*names: str) -> Table:
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:.1f}"
 
 
 @contextmanager

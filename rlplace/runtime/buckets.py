@@ -157,11 +157,6 @@ class ShardedBucket(Bucket):
         self._summed = self.stepped.gradients[0]
 
     @property
-    def gradient_bytes(self) -> int:
-        """Bytes of gradients that this rank holds: its own sums, and the run it sums from."""
-        return size_of(self.flat) + size_of(self._summed)
-
-    @property
     def sums(self) -> tuple[Tensor, int]:
         """This rank's run."""
         return self._summed, self.weights.rank * self._summed.numel()
@@ -187,14 +182,14 @@ class ShardedBucket(Bucket):
 
     def complete(self) -> None:
         """Gather the gradients, so that they can be looked at."""
-        dist.all_gather_single(self.flat, self._summed, group=self._group)
+        dist.all_gather_single(self.flat, self._summed.clone(), group=self._group)
         super().complete()
 
     def _make_stepped(self, holding: Holding) -> Stepped:
-        own = self.weights.own
-        summed = torch.zeros(own.numel(), dtype=self.flat.dtype, device=self.flat.device)
+        # The sums take the place of this rank's summands.
+        summed = self.flat.chunk(self.weights.parts)[self.weights.rank]
         spans = [self.weights.spans]
-        return Stepped([own], [summed], spans, holding.master, holding.host)
+        return Stepped([self.weights.own], [summed], spans, holding.master, holding.host)
 
 
 class ScatteredBucket:

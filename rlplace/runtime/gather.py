@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly
 from rlplace.runtime.local import CountedAxis
 from rlplace.runtime.measure import Measurement, merge, within
-from rlplace.runtime.memory import tensor_bytes
+from rlplace.runtime.phases import Use
 from rlplace.runtime.shard import unshard
 from rlplace.runtime.weight_slices import joined
 from rlplace.runtime.world import World
-from rlplace.simulate.types import Event, MemoryUse
+from rlplace.simulate.types import Event
 
 
 @dataclass
@@ -31,11 +31,10 @@ class Notes:
         ends: Clock at the end of each step (s).
         losses: Its share of the loss of each step; empty but on one tp rank of the last stage.
         events: The events of each step.
-        memory: Its peak bytes.
+        use: Its peak bytes.
         resident: By how many bytes its resident set grew.
         traffic: Bytes it gave to each kind of communication, all steps.
         executed: The actions that it ran in a step, as text.
-        peak_phase: What it did when its passes held most.
         beside: What other threads did meanwhile.
     """
 
@@ -43,11 +42,10 @@ class Notes:
     ends: list[float]
     losses: list[float]
     events: list[list[Event]]
-    memory: MemoryUse
+    use: Use
     resident: int
     traffic: dict[str, int]
     executed: str = ""
-    peak_phase: str = ""
     beside: list[Event] = field(default_factory=list)
 
 
@@ -69,14 +67,15 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
         step_times=tuple(times[warmup:]),
         warmup=warmup,
         losses=tuple(map(sum, zip(*(n.losses for n in notes if n.losses), strict=True))),
-        memory=tuple(n.memory for n in notes),
+        memory=tuple(n.use.memory for n in notes),
         resident_growth=tuple(n.resident for n in notes),
         timeline=merge(events, 0.0 if middle is None else begins[middle], "measured"),
         traffic={kind: total // max(1, len(times)) for kind, total in sorted(traffic.items())},
         device=world.device.type,
         graph=plan.graph,
         executed=tuple(n.executed for n in notes),
-        peak_phase=tuple(n.peak_phase for n in notes),
+        peak_phase=tuple(n.use.phase for n in notes),
+        phase_peaks=tuple(n.use.peaks for n in notes),
         rank_traffic=tuple(
             {kind: total // max(1, len(times)) for kind, total in sorted(n.traffic.items())}
             for n in notes
@@ -87,32 +86,6 @@ def measurement(world: World, plan: Plan, own: Notes, warmup: int) -> Measuremen
 def _events(notes: Iterable[Notes], step: int, start: float, end: float) -> list[Event]:
     """All events of a step, and the parts of what went on beside it."""
     return [e for n in notes for e in (*n.events[step], *within(n.beside, start, end))]
-
-
-def memory_use(assembly: Assembly, kept: int, live: int, device: torch.device) -> MemoryUse:
-    """Peak bytes of this rank, by cause.
-
-    Args:
-        assembly: What the rank runs.
-        kept: Peak of what it kept for backward.
-        live: Peak of all that forward and backward made, `kept` included.
-        device: A GPU's allocator knows the peak of everything, and `live` is taken from there.
-    """
-    held = [*assembly.params().values(), *assembly.buffers().values()]
-    reducer, optimizer = assembly.reducer, assembly.optimizer
-    states = optimizer.state if optimizer is not None else {}
-    host = reducer.on_host if reducer is not None else set()
-    kinds = [own.values() for param, own in states.items() if id(param) not in host]
-    moments = [v for own in kinds for v in own if isinstance(v, torch.Tensor)]
-    use = MemoryUse(
-        params=tensor_bytes(held) + (reducer.weight_bytes if reducer is not None else 0),
-        gradients=reducer.gradient_bytes if reducer is not None else 0,
-        optimizer=tensor_bytes(moments) + (reducer.copy_bytes if reducer is not None else 0),
-    )
-    live += reducer.lent_peak if reducer is not None else 0
-    if device.type == "cuda":
-        live = torch.cuda.max_memory_allocated(device) - int(use.total)
-    return replace(use, activations=kept, transient=max(0, live - kept))
 
 
 def traffic_of(assembly: Assembly) -> dict[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlplace.errors import InputError
-from rlplace.simulate.peaks import phase_name
+from rlplace.simulate.peaks import kind_name, phase_name
 from rlplace.simulate.types import Event, MemoryUse, Timeline
 
 FORMAT = 1
@@ -37,7 +37,9 @@ class Measurement:
         device: ``cpu`` or ``cuda``.
         graph: Fingerprint of the graph.
         executed: The actions that each rank ran in a step, as text (`rlplace.plan.orders`).
-        peak_phase: What each rank did when its passes held most, as in `Estimate.peak_phase`.
+        peak_phase: What each rank did when it held most, as in `Estimate.peak_phase`.
+        phase_peaks: Peak bytes of each rank by kind of phase: ``forward``, ``backward``,
+            ``reduce``, ``optimizer``, and while it sends or waits.
         rank_traffic: `traffic` by rank.
         tensors: Full gradients and weights by name (``gradient/NAME``, ``weight/NAME``), where
             asked for; not saved.
@@ -54,6 +56,7 @@ class Measurement:
     graph: str = ""
     executed: tuple[str, ...] = ()
     peak_phase: tuple[str, ...] = ()
+    phase_peaks: tuple[dict[str, float], ...] = ()
     rank_traffic: tuple[dict[str, int], ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
@@ -115,6 +118,7 @@ def _parse(content: dict[str, Any]) -> Measurement:
         device=content["device"],
         graph=content["graph"],
         peak_phase=tuple(content.get("peak_phase", ())),
+        phase_peaks=tuple(content.get("phase_peaks", ())),
         rank_traffic=tuple(content.get("rank_traffic", ())),
         executed=tuple(content.get("executed", ())),
     )
@@ -144,9 +148,9 @@ class Recorder:
         return self._last[0]
 
     @property
-    def doing(self) -> str:
-        """The same in words, with stage and micro-batch."""
-        return phase_name(*self._last)
+    def doing(self) -> tuple[str, str]:
+        """The same as a word, and in words with stage and micro-batch."""
+        return kind_name(self._last[0]), phase_name(*self._last)
 
     @contextmanager
     def event(self, kind: str, stage: int = -1, micro_batch: int = -1) -> Iterator[None]:

@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,23 +70,34 @@ class ActivationTracker:
             yield
 
 
+class Peak(NamedTuple):
+    """The most bytes at a time, and what went on then."""
+
+    bytes: int
+    words: str
+
+
 class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that ops make while it is entered, as long as they live, and their peak.
 
     What was there before is not counted, and neither is what an op uses inside.
 
     Args:
-        phase: Says in words what goes on.
+        phase: Says what goes on: a kind of phase, and which one in words.
     """
 
-    def __init__(self, phase: Callable[[], str] = str) -> None:
+    def __init__(self, phase: Callable[[], tuple[str, str]] = lambda: ("", "")) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._phase = phase
         self._sizes: dict[int, int] = {}
         self.current = 0
-        self.peak = 0
-        #: What went on when it held most.
-        self.peak_phase = ""
+        #: The most that was held in each kind of phase, and in which one that was.
+        self.peaks: dict[str, Peak] = {}
+
+    @property
+    def peak(self) -> int:
+        """The most that was held."""
+        return max((peak.bytes for peak in self.peaks.values()), default=0)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -99,7 +110,14 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves(made):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf, leaf.untyped_storage().nbytes())
+        self.note()
         return made
+
+    def note(self) -> None:
+        """Note what is held now, in the phase that goes on."""
+        kind, words = self._phase()
+        if kind not in self.peaks or self.current > self.peaks[kind].bytes:
+            self.peaks[kind] = Peak(self.current, words)
 
     def _see(self, tensor: torch.Tensor, size: int) -> None:
         storage = tensor.untyped_storage()
@@ -107,8 +125,6 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self._sizes:
             self._sizes[key] = size
             self.current += size
-            if self.current > self.peak:
-                self.peak, self.peak_phase = self.current, self._phase()
             weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:

@@ -11,11 +11,11 @@ import torch
 from rlplace.plan.orders import format_orders
 from rlplace.plan.types import Plan
 from rlplace.runtime.assemble import Assembly
-from rlplace.runtime.gather import Notes, measurement, memory_use, traffic_of
+from rlplace.runtime.gather import Notes, measurement, traffic_of
 from rlplace.runtime.measure import Measurement
-from rlplace.runtime.memory import ActivationTracker, LiveTracker, resident_peak
+from rlplace.runtime.memory import ActivationTracker, LiveTracker, resident_peak, tensor_bytes
+from rlplace.runtime.phases import Counted, Use, optimizer_states, peak_use
 from rlplace.runtime.world import World
-from rlplace.simulate.types import MemoryUse
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Page:
 
 
 class Notebook:
-    """Notes the first steps of a training; activations are counted in the very first.
+    """Notes the first steps of a training; memory is counted in the very first.
 
     Later steps are not noted, and run without what noting costs.
 
@@ -42,12 +42,13 @@ class Notebook:
     def __init__(self, assembly: Assembly, warmup: int, steps: int, device: torch.device) -> None:
         self._assembly, self._warmup, self._device = assembly, warmup, device
         self._left = warmup + steps
-        self._notes = Notes([], [], [], [], MemoryUse(), 0, {})
+        self._notes = Notes([], [], [], [], Use(), 0, {})
         self._before = resident_peak()
         self._tracker = ActivationTracker(
             [*assembly.params().values(), *assembly.buffers().values()]
         )
         self._live = LiveTracker(lambda: assembly.recorder.doing)
+        self._states = tensor_bytes(optimizer_states(assembly))
 
     @property
     def noting(self) -> bool:
@@ -88,8 +89,9 @@ class Notebook:
     def measurement(self, world: World, plan: Plan, assembly: Assembly) -> Measurement:
         """All ranks' notes together; every rank calls this."""
         notes = self._notes
-        notes.memory = memory_use(assembly, self._tracker.peak, self._live.peak, world.device)
-        notes.peak_phase = self._live.peak_phase
+        made = tensor_bytes(optimizer_states(assembly)) - self._states
+        counted = Counted(self._tracker.peak, self._live.peaks, made)
+        notes.use = peak_use(assembly, counted, world.device)
         notes.beside = list(assembly.recorder.beside)
         notes.resident = resident_peak() - self._before
         if assembly.interpreter is not None:

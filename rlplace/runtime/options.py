@@ -19,7 +19,7 @@ class Options:
 
     Args:
         steps: Measured steps.
-        warmup: Steps before them; in the very first step activations are counted.
+        warmup: Steps before them; in the very first step memory is counted.
         lr: Learning rate of the named optimizers.
         seed: Seed of the parameters and of dropout.
         overlap: Reduce gradients while backward runs.

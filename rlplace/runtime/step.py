@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from rlplace.plan.orders import split_actions
 from rlplace.plan.schedules import Orders
@@ -20,12 +21,14 @@ from rlplace.runtime.aside import Aside, putting
 from rlplace.runtime.connections import Border
 from rlplace.runtime.deliveries import mail
 from rlplace.runtime.draws import seed_of
+from rlplace.runtime.ends import entering, leaving, run_backward
 from rlplace.runtime.measure import Recorder
 from rlplace.runtime.memory import ActivationTracker, LiveTracker
 from rlplace.runtime.parts import StageModule, hold_nothing
 from rlplace.runtime.reduce import Phase, Reducer
 from rlplace.runtime.rows import micro_batch_rows, rows_of
 from rlplace.runtime.transfer import Receipt
+from rlplace.simulate.peaks import OPTIMIZER, REDUCE
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,16 @@ class Flight:
     """A micro-batch between its forward and the end of its backward on one stage.
 
     Args:
-        received: What its forward read of the stage before.
-        given: What it gave.
+        back: Gradients of what its forward read of the stage before, once they are made.
+        edges: Where the gradients of what it gave go.
+        seeds: The gradient of its loss, on the last stage.
         aside: Gradients of parameters that a ``W`` makes; None where its ``B`` makes them.
-        held: Claims on memory.
     """
 
-    received: dict[str, torch.Tensor]
-    given: dict[str, torch.Tensor]
+    back: dict[str, torch.Tensor] = field(default_factory=dict)
+    edges: dict[str, GradientEdge] = field(default_factory=dict)
+    seeds: dict[str, torch.Tensor] = field(default_factory=dict)
     aside: Aside | None = None
-    held: list[object] = field(default_factory=list)
 
 
 class Interpreter:
@@ -119,7 +122,7 @@ class Interpreter:
 
         Args:
             tracker: Counts what is kept for backward.
-            live: Counts all that forward and backward make.
+            live: Counts all that a step makes.
         """
         self._tracker, self._live = tracker, live
         for stage in self._stages.values():
@@ -139,16 +142,18 @@ class Interpreter:
         self._batches, self._total = len(batches), sum(map(self._size, batches))
         self.steps += 1
         self._reducer.start()
-        for self._batch, batch in enumerate(batches):
-            with self._live or contextlib.nullcontext():
+        with self._live or contextlib.nullcontext():
+            for self._batch, batch in enumerate(batches):
                 self._run_batch(batch)
-        with self._recorder.event("reduce"):
-            self._reducer.finish()
-            if self.clip is not None:
-                self.norm = self._reducer.clip(self.clip)
-        if self._optimizer is not None:
-            with self._recorder.event("optimizer"):
-                self._reducer.update(self._optimizer)
+            with self._recorder.event(REDUCE):
+                self._reducer.finish()
+                if self.clip is not None:
+                    self.norm = self._reducer.clip(self.clip)
+                if self._live is not None:
+                    self._live.note()  # it may run no op at all
+            if self._optimizer is not None:
+                with self._recorder.event(OPTIMIZER):
+                    self._reducer.update(self._optimizer)
         return self._loss if self._last in self._stages else None
 
     def _run_batch(self, batch: Mapping[str, Any]) -> None:
@@ -206,26 +211,29 @@ class Interpreter:
         return self._final.get(position, frozenset()) if last else frozenset()
 
     def _forward(self, position: int, action: Action, inputs: dict[str, Any]) -> None:
-        received = self._arrived(position, action)
-        if action.stage:
-            for spec in self._borders[action.stage].forward.crossing.tensors:
-                received[spec.name].requires_grad_(spec.grad)
         key = action.stage, action.micro_batch
-        stage = self._stages[action.stage]
-        flight = Flight(received, {}, Aside(stage.hold) if key in self._split else None)
-        rows = self._own_rows(action)
+        received, back = entering(self._arrived(position, action), self._trained(action.stage))
+        stage, rows = self._stages[action.stage], self._own_rows(action)
+        flight = Flight(back, aside=Aside(stage.hold) if key in self._split else None)
         with self._recorder.event("F", *key), putting(flight.aside):
-            flight.given = self._run(stage, inputs, received, rows)
+            given = self._run(stage, inputs, received, rows)
         self.executed.append(Action(action.stage, "F", action.micro_batch))
         self._flights[key] = flight
-        if self._tracker is not None:
-            ends = (*received.values(), *flight.given.values())
-            flight.held = [self._tracker.hold(tensor) for tensor in ends]
+        flight.edges = leaving(given)
         if action.stage == self._last:
-            (loss,) = flight.given.values()
-            self._loss = self._loss + loss.detach() * self._weight(rows)
+            weight = self._weight(rows)
+            flight.seeds = {name: torch.full_like(loss, weight) for name, loss in given.items()}
+            (loss,) = given.values()
+            self._loss = self._loss + loss.detach() * weight
         else:
-            self._send(action, flight.given)
+            self._send(action, given)
+
+    def _trained(self, stage: int) -> list[str]:
+        """Tensors that a stage gets and sends a gradient back for."""
+        if not stage:
+            return []
+        crossing = self._borders[stage].forward.crossing
+        return [spec.name for spec in crossing.tensors if spec.grad]
 
     def _run(
         self, stage: StageModule, inputs: dict[str, Any], received: dict[str, Any], rows: range
@@ -238,29 +246,21 @@ class Interpreter:
         return given
 
     def _backward(self, position: int, action: Action) -> None:
-        arrived = self._arrived(position, action)
         key = action.stage, action.micro_batch
-        flight = self._flights[key]
-        if action.stage == self._last:
-            weight = self._weight(self._own_rows(action))
-            arrived = {n: torch.full_like(loss, weight) for n, loss in flight.given.items()}
+        flight = self._flights.pop(key)
+        seeds = flight.seeds or self._arrived(position, action)
         final = self._finals(position)
-        pairs = [(flight.given[n], g) for n, g in arrived.items() if flight.given[n].requires_grad]
         with (
             self._recorder.event("B", *key),
             putting(flight.aside),
             self._reducer.backward(action.stage, final, self._phase(action)),
         ):
-            if pairs:
-                outputs, gradients = zip(*pairs, strict=True)
-                torch.autograd.backward(outputs, gradients)
+            run_backward(flight.edges, seeds)
         self.executed.append(Action(action.stage, "B", action.micro_batch))
         if action.stage:
-            self._send(action, _gradients(flight.received))
-        if flight.aside is None:
-            del self._flights[key]
-        else:
-            self._flights[key] = Flight({}, {}, flight.aside)
+            self._send(action, flight.back)
+        if flight.aside is not None:
+            self._flights[key] = Flight(aside=flight.aside)
 
     def _make_weight_gradients(self, position: int, action: Action) -> None:
         flight = self._flights.pop((action.stage, action.micro_batch))
@@ -356,13 +356,4 @@ def _samples(batch: Mapping[str, Any], batched: frozenset[str], rows: range) -> 
     return {
         name: value.narrow(0, rows.start, len(rows)) if name in batched else value
         for name, value in batch.items()
-    }
-
-
-def _gradients(received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gradients of what was received; zero where nothing depends on it."""
-    return {
-        name: tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
-        for name, tensor in received.items()
-        if tensor.requires_grad
     }

@@ -10,8 +10,8 @@ from rlplace.simulate.types import MemoryUse
 
 _NAMES = {"F": "forward", "B": "backward", "W": "backward of the parameters"}
 
-#: The phase after the last backward, which holds no activations.
-OPTIMIZER = "optimizer"
+#: The phases after the last backward, which hold no activations.
+REDUCE, OPTIMIZER = "reduce", "optimizer"
 
 
 def lane_use(
@@ -50,7 +50,12 @@ def phase_name(kind: str, stage: int, micro_batch: int) -> str:
     """What a device does, in words: of an `Action`, or of an event that belongs to none."""
     if kind not in _NAMES:
         return kind
-    return f"{_NAMES[kind]} of micro-batch {micro_batch} (stage {stage})"
+    return f"{kind_name(kind)} of micro-batch {micro_batch} (stage {stage})"
+
+
+def kind_name(kind: str) -> str:
+    """The kind of an action or event as a word."""
+    return _NAMES.get(kind, kind)
 
 
 def _size(peak: Peak, costs: Sequence[StageCost]) -> float:

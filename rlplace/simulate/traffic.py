@@ -1,21 +1,20 @@
-"""Bytes that the ranks of a plan give to each kind of communication in one step.
+"""Bytes that the ranks of a plan give to each kind of collective in one step, by the graph.
 
 They have the meaning of `rlplace.runtime.measure.Measurement.traffic`: what each rank puts into a
 collective (its shard for an all-gather, the whole tensor for an all-reduce or a reduce-scatter),
-added up over all ranks. Activations that stay cut from one stage to the next are counted as if they
-crossed whole, and unequal shares as if they were equal.
+added up over all ranks. What stages send to each other follows from the exported model
+(`rlplace.runtime.planned`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 
 from rlplace.cost.analytic import find_layout
 from rlplace.cost.context import context_collectives
 from rlplace.cost.exchanges import When, state_exchanges
-from rlplace.graph.types import Collective, OpGraph, Shard, Work
+from rlplace.graph.types import OpGraph, Shard, Work
 from rlplace.plan.types import JOINED, GroupChoice, Instance, Mesh, Plan, Stage
 from rlplace.simulate.stages import users
 
@@ -27,57 +26,55 @@ _REDONE = ("full", "ops", JOINED)
 Sizes = defaultdict[str, float]
 
 
-def traffic(instance: Instance, plan: Plan) -> dict[str, float]:
-    """Bytes of one step, over all ranks, by kind of communication.
+def layout_traffic(instance: Instance, plan: Plan) -> dict[str, float]:
+    """What the layouts of all groups bring with them, as the seconds of an estimate count it.
 
-    Padding of flat buffers is not counted, which is less than the number of shards in elements for
-    each buffer.
+    A group that is redone is counted to send all of its forward again. A run stops with the last
+    tensor that the backward pass needs, so it may send less (`rlplace.runtime.rehearsal`).
 
     Args:
         instance: The question.
         plan: A legal plan.
     """
     found = Sizes(float)
-    parts = [_layouts(instance, plan, stage) for stage in plan.stages]
-    for part in (*parts, _states(instance, plan), _tied(instance, plan)):
-        for kind, size in part.items():
+    for stage in plan.stages:
+        for kind, size in _layouts(instance, plan, stage).items():
             found[kind] += size
-    found["p2p"] += sum(_border(instance, plan, pair) for pair in pairwise(plan.stages))
-    return {kind: size for kind, size in sorted(found.items()) if size}
+    return dict(found)
+
+
+def state_traffic(instance: Instance, plan: Plan) -> dict[str, float]:
+    """Gradients and weights, by ZeRO level, and the gradients that several meshes sum together.
+
+    Padding of flat buffers is not counted.
+
+    Args:
+        instance: The question.
+        plan: A legal plan.
+    """
+    found = _states(instance, plan)
+    for kind, size in _tied(instance, plan).items():
+        found[kind] += size
+    return dict(found)
 
 
 def _layouts(instance: Instance, plan: Plan, stage: Stage) -> Sizes:
-    """What the layouts of a stage bring with them, for all micro-batches."""
+    """What the layouts of a stage bring with them, for all micro-batches and all its ranks."""
     mesh, found = stage.mesh, Sizes(float)
-    samples = plan.micro_batch / mesh.dp / mesh.cp
-    following = [choice.recompute for choice in stage.choices[1:]]
-    for group, choice, after in zip(
-        range(stage.start, stage.stop), stage.choices, (*following, "none"), strict=True
-    ):
+    samples = plan.micro_batch / mesh.dp / mesh.cp  # bytes are linear in them, so shares are alike
+    for group, choice in zip(range(stage.start, stage.stop), stage.choices, strict=True):
         structure = instance.graph.structure(group)
         layout = find_layout(structure, choice.layout, mesh.tp)
         around = context_collectives(structure, mesh)
-        ends = after != JOINED and group + 1 < len(instance.graph.groups)
         for own, degree in ((layout.collectives, mesh.tp), (around, mesh.cp)):
-            again = _again(own, ends) if choice.recompute in _REDONE else ()
+            redone = choice.recompute in _REDONE
+            again = [one for one in own if redone and one.phase == "forward"]
             for one in (*own, *again):
                 shared = one.kind in ("all_gather", "all_to_all")
                 given = one.floats(samples) * instance.bytes.activation
                 given *= plan.micro_batches * len(mesh.devices)
                 found[one.kind] += given / (degree if shared else 1)
     return found
-
-
-def _again(own: tuple[Collective, ...], ends: bool) -> tuple[Collective, ...]:
-    """The forward collectives that redoing a group sends again.
-
-    The second run of the last group of those that are redone as one ends with the last tensor that
-    the backward pass needs, before its output is handed on; a loss needs all of its sums.
-    """
-    forward = [one for one in own if one.phase == "forward"]
-    if ends and forward and forward[-1].kind != "all_gather":
-        forward.pop()
-    return tuple(forward)
 
 
 def _states(instance: Instance, plan: Plan) -> Sizes:
@@ -139,18 +136,3 @@ def _tied(instance: Instance, plan: Plan) -> Sizes:
             ranks = sum(len(mesh.devices) for mesh in meshes)
             found["all_reduce"] += elements * instance.bytes.gradient * ranks
     return found
-
-
-def _border(instance: Instance, plan: Plan, pair: tuple[Stage, Stage]) -> float:
-    """Activations to the later stage and gradients back: each tp rank gets the whole tensors."""
-    before, after = pair[0].mesh, pair[1].mesh
-    if before == after:
-        return 0.0
-    floats, other = instance.graph.crossings[pair[1].start]
-    size = plan.micro_batch
-    forward = floats.per_sample * size + floats.base * after.dp
-    back = floats.per_sample * size + floats.base * max(before.dp, after.dp)
-    others = other.per_sample * size + other.base * after.dp
-    activation = instance.bytes.activation
-    step = (forward * activation + others) * after.tp + back * activation * before.tp
-    return step * plan.micro_batches

@@ -41,7 +41,7 @@ def test_the_recorder_is_silent_until_it_is_switched_on() -> None:
     with recorder.event("B", 1, 2):
         pass
     (event,) = recorder.events
-    assert recorder.doing == "backward of micro-batch 2 (stage 1)"
+    assert recorder.doing == ("backward", "backward of micro-batch 2 (stage 1)")
     assert (event.device, event.kind, event.stage, event.micro_batch) == (3, "B", 1, 2)
     assert event.start <= event.end
 
@@ -91,16 +91,23 @@ def test_the_live_tracker_sees_what_comes_and_goes() -> None:
 
 
 def test_the_live_tracker_knows_what_went_on() -> None:
-    doing = "forward"
+    doing = "forward", "forward of micro-batch 0 (stage 0)"
     with LiveTracker(lambda: doing) as live:
         kept = [torch.ones(8) * 2]
-        doing = "backward"
+        doing = "backward", "backward of micro-batch 0 (stage 0)"
         kept.append(torch.ones(16) * 2)
-        assert live.peak_phase == "backward"
-        kept.clear()
-        doing = "optimizer"
+        doing = "backward", "backward of micro-batch 1 (stage 0)"
+        kept.pop()
         torch.ones(2) * 2
-    assert live.peak_phase == "backward"
+        kept.clear()
+        doing = "optimizer", "optimizer"
+        torch.ones(2) * 2
+    assert live.peaks == {
+        "forward": (2 * 8 * 4, "forward of micro-batch 0 (stage 0)"),
+        "backward": ((8 + 2 * 16) * 4, "backward of micro-batch 0 (stage 0)"),
+        "optimizer": (2 * 2 * 4, "optimizer"),
+    }
+    assert live.peak == (8 + 2 * 16) * 4
 
 
 def test_a_shared_storage_counts_once() -> None:

@@ -1,4 +1,4 @@
-"""What a rank holds in a step is what the estimate counts: states and saved activations."""
+"""What a rank holds in a step, and in each of its phases, is what the estimate counts."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ DEGREES: dict[str, dict[str, Any]] = {
     "pp2": {"pp": 2, "micro_batches": 4},
     "pp2 gpipe": {"pp": 2, "micro_batches": 4, "schedule": "gpipe"},
     "pp2, redone": {"pp": 2, "micro_batches": 4, "recompute": "full"},
+    "pp2 gpipe, redone": {"pp": 2, "micro_batches": 4, "schedule": "gpipe", "recompute": "full"},
     "zero0": {"dp_replicate": 2, "micro_batches": 2},
     "zero1": {"dp_shard": 2, "zero": 1, "micro_batches": 2},
     "zero2": {"dp_shard": 2, "zero": 2, "micro_batches": 2},
@@ -38,6 +39,8 @@ DEGREES: dict[str, dict[str, Any]] = {
     "zero3, slices": {"dp_shard": 2, "zero": 3, "micro_batches": 2, "slices": 4},
 }
 CASES = [(family, name) for family in ("gpt", "llama") for name in DEGREES]
+#: Smaller than the gradients of a group, which the estimate takes to be whole one after the other.
+BUCKET = 100_000
 #: A gloo rank counts storages; the estimate counts by op, so that they differ by a few views.
 TOLERANCE = 0.15
 
@@ -58,22 +61,10 @@ def question(family: str, name: str) -> tuple[Instance, Plan]:
 
 @functools.cache
 def measured() -> dict[tuple[str, str], Measurement]:
-    options = Options(steps=1, warmup=0)
+    options = Options(steps=1, warmup=0, bucket_bytes=BUCKET)
     jobs = [Job(question(*case)[1], graph_of(case[0]), options=options) for case in CASES]
     with Pool(2, timeout=60) as pool:
         return dict(zip(CASES, pool.run(jobs, limit=280), strict=True))
-
-
-def handed_on(instance: Instance, plan: Plan) -> float:
-    """Bytes of the outputs that the first stage keeps until their gradients come.
-
-    Autograd begins there, so a rank holds them; the estimate counts what the ops of a stage save.
-    """
-    if len(plan.stages) == 1:
-        return 0.0
-    floats, _ = instance.graph.crossings[plan.stages[1].start]
-    held = plan.micro_batches if plan.schedule == "gpipe" else len(plan.stages)
-    return 4.0 * floats(plan.micro_batch) * held
 
 
 @pytest.mark.timeout(400)
@@ -82,8 +73,22 @@ def test_ranks_hold_what_the_estimate_counts(case: tuple[str, str]) -> None:
     instance, plan = question(*case)
     found, estimate = measured()[case], Estimator(instance).estimate(plan)
     assert most_held(found.memory) == pytest.approx(most_held(estimate.memory), rel=TOLERANCE)
-    told = [use.activations + use.logits for use in estimate.memory]
-    told[0] += handed_on(instance, plan)
-    kept = [use.activations for use in found.memory]
-    assert max(kept) == pytest.approx(max(told), rel=TOLERANCE)
-    assert all(phase.startswith(("forward", "backward")) for phase in found.peak_phase if phase)
+    for own, told in zip(found.memory, estimate.memory, strict=False):  # a rank may be idle
+        assert own.activations == pytest.approx(told.activations + told.logits, rel=TOLERANCE)
+        assert own.total == pytest.approx(told.total, rel=TOLERANCE)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
+def test_the_fullest_phase_is_the_one_that_the_estimate_names(case: tuple[str, str]) -> None:
+    instance, plan = question(*case)
+    found, estimate = measured()[case], Estimator(instance).estimate(plan)
+    for rank, told in enumerate(estimate.memory):
+        peaks, phase = found.phase_peaks[rank], estimate.peak_phase[rank]
+        assert max(peaks.values()) == found.peak_memory[rank]
+        # Forward and backward hold nearly as much where a loss is large.
+        assert peaks[phase.split()[0]] == pytest.approx(max(peaks.values()), rel=0.05)
+        # The estimate says of the optimizer what it makes and frees: `cached`, and no activations.
+        states = told.params + told.gradients + told.optimizer
+        assert peaks["optimizer"] == pytest.approx(states + told.cached, rel=TOLERANCE)
+        assert peaks["reduce"] <= peaks["optimizer"] * (1 + TOLERANCE)

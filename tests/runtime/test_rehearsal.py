@@ -1,0 +1,47 @@
+"""A stage that runs without devices sends what the layouts of its groups say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from rlplace.plan.types import Plan
+from rlplace.runtime.planned import planned_traffic
+from rlplace.runtime.worker import export_all, program_key
+from rlplace.simulate.traffic import layout_traffic, state_traffic
+from tests.runtime.traffic_cases import CASES, job
+
+#: Plans that cut something over tp or cp.
+CUT = [name for name, case in CASES.items() if any(d[2] * d[3] > 1 for d in case.degrees)]
+
+
+def kept(plan: Plan) -> Plan:
+    """The plan without recompute."""
+    stages = (
+        replace(stage, choices=tuple(replace(one, recompute="none") for one in stage.choices))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_stages_send_what_their_layouts_say(name: str) -> None:
+    instance, own = job(name)
+    planned = Counter(planned_traffic(instance, own.plan, export_all([own])[program_key(own)]))
+    planned.subtract(state_traffic(instance, own.plan))
+    planned.pop("p2p", 0)
+    sent = {kind: size for kind, size in planned.items() if size}
+    most, least = (layout_traffic(instance, plan) for plan in (own.plan, kept(own.plan)))
+    assert sent.keys() == most.keys()
+    for kind, size in sent.items():
+        # Equal, where nothing is redone; what is redone ends early.
+        assert least[kind] - 0.5 <= size <= most[kind] + 0.5, kind
+
+
+def test_a_second_run_leaves_out_what_backward_does_not_need() -> None:
+    instance, own = job("shard, redone")
+    sent = planned_traffic(instance, own.plan, export_all([own])[program_key(own)])
+    whole, once = (layout_traffic(instance, plan) for plan in (own.plan, kept(own.plan)))
+    assert once["all_reduce"] < sent["all_reduce"] < whole["all_reduce"]

@@ -1,4 +1,4 @@
-"""What states and gradients are exchanged over by ZeRO level: kinds, bytes, how often a step.
+"""What states and gradients are exchanged over by ZeRO level, and what crosses a border.
 
 Rajbhandari et al., arXiv 1910.02054, sections 5 and 7: one place for the seconds of an estimate
 and for the bytes that a run sends.
@@ -11,7 +11,7 @@ from typing import Literal
 
 from rlplace.cluster.types import CollectiveKind
 from rlplace.graph.types import Work
-from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 
 #: Before each forward and each backward; after each backward; after the last one; after the step.
 When = Literal["pass", "micro-batch", "step", "publish"]
@@ -82,3 +82,20 @@ def _in_slices(whole: Exchange, work: Work, choice: GroupChoice) -> tuple[Exchan
     sizes = [whole.size * one.elements / every for one in work.weights if choice.cuts(one)]
     rest = replace(whole, size=max(0.0, whole.size - sum(sizes)))
     return (rest, *(replace(whole, size=size, count=choice.slices) for size in sizes))
+
+
+def crossing_samples(before: Stage, after: Stage, micro_batch: int) -> float:
+    """Samples that would take as long over a border, were they the same for all replicas.
+
+    Replicas send and get at once, so the one with the most samples, on either side, is the last.
+    With equal samples that is the whole micro-batch.
+
+    Args:
+        before: The stage that sends.
+        after: The stage that receives.
+        micro_batch: Samples of a whole micro-batch.
+    """
+    if not (before.shares or after.shares):
+        return micro_batch
+    most = max(*before.samples(micro_batch), *after.samples(micro_batch))
+    return most * min(before.mesh.dp, after.mesh.dp)

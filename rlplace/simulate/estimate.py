@@ -10,6 +10,7 @@ import numpy as np
 
 from rlplace.cost.analytic import AnalyticCost
 from rlplace.cost.collectives import point_to_point
+from rlplace.cost.exchanges import crossing_samples
 from rlplace.cost.memory import StateBytes
 from rlplace.cost.types import CostModel
 from rlplace.plan import schedules
@@ -261,7 +262,7 @@ class Estimator:
         if before.mesh == after.mesh:
             return 0.0
         floats, other = self.instance.graph.crossings[after.start]
-        size = plan.micro_batch
+        size = crossing_samples(before, after, plan.micro_batch)
         return self.cost.transfer(self.instance, before.mesh, after.mesh, floats(size), other(size))
 
     def _sends(self, plan: Plan, cut: int) -> int:

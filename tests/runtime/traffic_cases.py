@@ -27,6 +27,7 @@ class Case:
         recompute: Of all groups; with ``joined`` the first of a stage is ``full``.
         shares: Samples of each replica of a micro-batch, of each stage; equal by default.
         rounds: How often the stages go over the meshes.
+        slices: Of the weights of groups that can have so many.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Case:
     recompute: Recompute = "none"
     shares: tuple[tuple[int, ...], ...] = ()
     rounds: int = 1
+    slices: int = 1
 
     def stages(self) -> tuple[Stage, ...]:
         graph = graph_of(self.model)
@@ -60,15 +62,17 @@ class Case:
     def _choice(
         self, graph: OpGraph, group: int, first: bool, stage: int, degree: int
     ) -> GroupChoice:
-        names = [own.name for own in graph.structure(group).layouts_with("tp", degree)]
+        legal = {own.name: own for own in graph.structure(group).layouts_with("tp", degree)}
         layout = self.layouts[stage % len(self.layouts)]
-        chosen = layout if layout in names else "shard" if "shard" in names else "replicate"
+        chosen = layout if layout in legal else "shard" if "shard" in legal else "replicate"
         mode = self.recompute
         if mode == "joined" and first:
             mode = "full"
         if mode == "attention" and not redoes_attention(graph.structure(group).work):
             mode = "none"
-        return GroupChoice(chosen, self.zero, mode)
+        work = legal[chosen].work
+        (slices, *_) = question(self.model).slice_options(work, self.zero, mode, (self.slices,))
+        return GroupChoice(chosen, self.zero, mode, slices=slices)
 
 
 ONE, DP, SHARDED, CP, TP = (1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)
@@ -93,6 +97,8 @@ CASES = {
     "zero1": Case("gpt-untied", (SHARDED,), zero=1),
     "zero2": Case("gpt-untied", (SHARDED,), zero=2),
     "zero3": Case("gpt-untied", (SHARDED,), zero=3, recompute="full"),
+    "zero3, slices": Case("gpt-untied", (SHARDED,), zero=3, slices=4),
+    "zero3, slices x tp": Case("llama", ((1, 2, 1, 2),), SHARD, zero=3, slices=2),
     "zero2, replicas of shards": Case("llama", ((2, 2, 1, 1),), zero=2),
     "zero1 x tp": Case("llama", ((1, 2, 1, 2),), SHARD, zero=1),
     "pp": Case("llama", (ONE, ONE)),
@@ -118,11 +124,15 @@ CASES = {
 }
 
 
+def question(model: str) -> Instance:
+    """What is asked of a model."""
+    return Instance(graph_of(model), stand_in_cluster(4), BATCH, precision="fp32")
+
+
 def job(name: str) -> tuple[Instance, Job]:
     """The question, and a step of the plan as a job."""
     case = CASES[name]
-    graph = graph_of(case.model)
-    instance = Instance(graph, stand_in_cluster(4), BATCH, precision="fp32")
+    graph, instance = graph_of(case.model), question(case.model)
     schedule = "interleaved" if case.rounds > 1 else "1f1b"
     plan = make_plan(instance, case.stages(), MICRO_BATCHES, schedule)
     if case.recompute == "attention":

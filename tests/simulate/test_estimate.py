@@ -388,3 +388,21 @@ def test_a_search_pays_for_each_stage_once() -> None:
     assert first == second
     assert estimator.evaluations == 2
     assert isinstance(plan, Plan)
+
+
+def test_a_border_takes_as_long_as_its_busiest_replica() -> None:
+    """Two pairs of nodes with a link each: the one that carries 6 of 8 samples is the last."""
+    graph = chain([1e9, 1e9], floats=1e6, params=1000)
+    instance = Instance(graph, cluster([[_KIND]] * 4, nic=Link(1e9, 0.0)), 8)
+
+    def sends(*shares: tuple[int, ...]) -> set[float]:
+        stages = tuple(
+            Stage(i, i + 1, Mesh((2 * i, 2 * i + 1), 2), (GroupChoice(),), own)
+            for i, own in enumerate(shares)
+        )
+        drawn = timeline(instance, make_plan(instance, stages, 1))
+        return {round(e.end - e.start, 12) for e in drawn.events if e.kind == "send"}
+
+    assert sends((), ()) == {4 * 2e6 / 1e9}
+    assert sends((4, 4), ()) == {4 * 2e6 / 1e9}
+    assert sends((6, 2), ()) == sends((), (2, 6)) == sends((6, 2), (6, 2)) == {6 * 2e6 / 1e9}

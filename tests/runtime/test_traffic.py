@@ -9,8 +9,7 @@ import pytest
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.planned import planned_traffic
 from rlplace.runtime.pool import Pool
-from rlplace.runtime.worker import export_all, program_key
-from tests.runtime.traffic_cases import CASES, job
+from tests.runtime.traffic_cases import CASES, job, program_of
 
 pytestmark = pytest.mark.dist
 
@@ -26,7 +25,7 @@ def measured() -> dict[str, Measurement]:
 def test_ranks_send_what_was_counted_before(name: str) -> None:
     instance, own = job(name)
     sent = {kind: size for kind, size in measured()[name].traffic.items() if size}
-    counted = planned_traffic(instance, own.plan, export_all([own])[program_key(own)])
+    counted = planned_traffic(instance, own.plan, program_of(CASES[name].model))
     assert sent.keys() == counted.keys()
     padding = 0.001 if CASES[name].zero else 0.0
     for kind, size in counted.items():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
+from rlplace.graph.program import Program
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Recompute, Stage, redoes_attention
 from rlplace.plan.uniform import make_plan
 from rlplace.runtime.jobs import Job
 from rlplace.runtime.options import Options
 from rlplace.runtime.validate import stand_in_cluster
+from rlplace.runtime.worker import export_all
 from tests.runtime.reference import MODELS, graph_of
 
 BATCH, MICRO_BATCHES = 8, 2
@@ -140,3 +143,11 @@ def job(name: str) -> tuple[Instance, Job]:
         plan = replace(plan, attention="math")
     options = Options(steps=1, warmup=0)
     return instance, Job(plan, graph, *MODELS[case.model], options)
+
+
+@functools.cache
+def program_of(model: str) -> Program:
+    """The exported model that the jobs of a model run."""
+    (name,) = [name for name, case in CASES.items() if case.model == model][:1]
+    (program,) = export_all([job(name)[1]]).values()
+    return program

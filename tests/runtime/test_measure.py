@@ -59,7 +59,7 @@ def test_what_goes_on_beside_a_step_is_cut_to_it() -> None:
         pass
     (event,) = recorder.beside
     assert (event.device, event.kind) == (1, "checkpoint")
-    assert recorder.doing == "start"
+    assert recorder.doing == ("start", "start")
     every = [Event(0, "checkpoint", -1, -1, *span) for span in ((0, 1), (0, 3), (2.5, 9), (4, 5))]
     cut = within(every, 2.0, 4.0)
     assert [(one.start, one.end) for one in cut] == [(2.0, 3.0), (2.5, 4.0)]

@@ -1,4 +1,4 @@
-"""A micro-batch of a stage without devices: what its ranks would send to each other on their axis.
+"""A micro-batch of a stage without devices: what its ranks would send to each other on their axes.
 
 The stage is the one that a run makes, on tensors that have a shape and no contents. So layouts,
 values that are brought from one form into another, and what recompute runs again (it stops with the
@@ -7,6 +7,8 @@ last tensor that the backward pass needs) are counted by running them.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ from rlplace.graph.program import Program
 from rlplace.graph.sharding.axis import MetaAxis
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Plan
-from rlplace.runtime.boundary import cut_axis, size_of
+from rlplace.runtime.axes import Axes
+from rlplace.runtime.boundary import size_of
 from rlplace.runtime.ends import entering, leaving, run_backward
 from rlplace.runtime.local import CountedAxis, LocalStates
 from rlplace.runtime.slices import Crossing
@@ -31,7 +34,7 @@ def rehearsed(
     arriving: Crossing | None,
     replica: int = 0,
 ) -> dict[str, int]:
-    """Bytes that a rank gives to each collective of its axis, for one micro-batch.
+    """Bytes that a rank gives to each collective of its axes, for one micro-batch.
 
     Args:
         program: The exported model.
@@ -42,16 +45,18 @@ def rehearsed(
         replica: Of which replica the rank is.
     """
     stage = plan.stages[index]
-    _, size = cut_axis(stage.mesh)
-    if size == 1:
+    cp, tp = (
+        CountedAxis(MetaAxis(size)) if size > 1 else None for size in (stage.mesh.cp, stage.mesh.tp)
+    )
+    counted = [axis for axis in (cp, tp) if axis is not None]
+    if not counted:
         return {}
-    axis = CountedAxis(MetaAxis(size))
-    states = LocalStates(_states(program), _META, axis)
-    module = split(program, graph, plan, index, states, "meta", axis)
+    states = LocalStates(_states(program), _META, tp)
+    module = split(program, graph, plan, index, states, "meta", Axes(cp, tp))
     samples = stage.samples(plan.micro_batch)[replica]
     received, trained = {}, []
     if arriving is not None:
-        rank = stage.mesh.devices[replica * size]
+        rank = stage.mesh.firsts[replica]
         for at, spec in enumerate(arriving.tensors):
             shape = arriving.shape(at, rank, plan.micro_batch)
             received[spec.name] = torch.empty(shape, dtype=spec.dtype, device=_META)
@@ -59,7 +64,10 @@ def rehearsed(
     entered, _ = entering(received, trained)
     given = module(_inputs(program, samples), entered, samples)
     run_backward(leaving(given), {name: torch.empty_like(one) for name, one in given.items()})
-    return axis.traffic
+    sent = Counter[str]()
+    for axis in counted:
+        sent.update(axis.traffic)
+    return dict(sent)
 
 
 def _states(program: Program) -> dict[str, Tensor]:

@@ -35,8 +35,10 @@ def test_stages_send_what_their_layouts_say(name: str) -> None:
     most, least = (layout_traffic(instance, plan) for plan in (own.plan, kept(own.plan)))
     assert sent.keys() == most.keys()
     for kind, size in sent.items():
-        # Equal, where nothing is redone; what is redone ends early.
-        assert least[kind] - 0.5 <= size <= most[kind] + 0.5, kind
+        # Equal, where nothing is redone; what is redone ends early. On two axes each rank of tp
+        # sends two numbers of the loss, which is 64 bytes at most.
+        spare = 64 if name.startswith("context x") else 0.5
+        assert least[kind] - spare <= size <= most[kind] + spare, kind
 
 
 def test_a_second_run_leaves_out_what_backward_does_not_need() -> None:

@@ -93,6 +93,8 @@ CASES = {
     "shard, ops, pp": Case("gpt-untied", (TP, TP), SHARD, recompute="ops"),
     "context": Case("gpt-untied", (CP,)),
     "context, redone": Case("gpt-untied", (CP,), recompute="full"),
+    "context x shard": Case("gpt-untied", ((1, 1, 2, 2),), SHARD),
+    "context x sequence": Case("llama", ((1, 1, 2, 2),), SEQUENCE),
     "expert": Case("mixtral", (TP,), ("expert",)),
     "expert, redone": Case("mixtral", (TP,), ("expert",), recompute="full"),
     "zero0": Case("gpt-untied", (SHARDED,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlplace.planners.anneal import annealing
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
+from rlplace.planners.galvatron import galvatron
 from rlplace.planners.grid import grid
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
@@ -22,6 +23,7 @@ PLANNERS: dict[str, Planner] = {
     "grid": grid,
     # Searches
     "dynamic": dynamic,
+    "galvatron": galvatron,
     "anneal": annealing,
     "portfolio": portfolio,
     "exhaustive": exhaustive,

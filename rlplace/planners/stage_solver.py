@@ -118,7 +118,7 @@ class StageSolver:
         key = (self.mesh_class(mesh), micro_batches, in_flight, stop)
         if key not in self._rows:
             table = self._table(mesh, micro_batches, in_flight)
-            limit = self._limit(mesh)
+            limit = self.limit(mesh)
             self._rows[key] = _row(table, stop, micro_batches, limit)
         return self._rows[key]
 
@@ -172,11 +172,11 @@ class StageSolver:
         """A number that is equal for meshes on which every stage costs the same."""
         if mesh not in self._classes:
             looks = self.cost.looks(self.instance, mesh)
-            number = self._numbers.setdefault((looks, self._limit(mesh)), len(self._numbers))
+            number = self._numbers.setdefault((looks, self.limit(mesh)), len(self._numbers))
             self._classes[mesh] = number
         return self._classes[mesh]
 
-    def _limit(self, mesh: Mesh) -> float:
+    def limit(self, mesh: Mesh) -> float:
         """Bytes for states and activations on the tightest device of the mesh."""
         if mesh not in self._limits:
             self._limits[mesh] = self._find_limit(mesh)

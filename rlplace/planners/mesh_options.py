@@ -1,0 +1,143 @@
+"""What each group may do on one mesh, and what that costs, as arrays: the input of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlplace.cost.types import GroupCost
+from rlplace.plan.types import GroupChoice, Mesh
+from rlplace.planners.costing import Costing
+from rlplace.planners.memory_program import memory_program
+from rlplace.simulate.stages import boundary_bytes
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Picks among the choices that the solver offers for a structure.
+Keep = Callable[[Sequence[GroupChoice]], Sequence[GroupChoice]]
+
+#: At most so many limits of what comes and goes are tried.
+_PEAKS = 4
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """Options of G groups, S at most.
+
+    Args:
+        choices: Of each group.
+        work: Seconds of forward and backward of a micro-batch, (G, S); infinite where there is no
+            such option, as in all that follows.
+        once: Seconds once a step: optimizer, and the gradient reduction that the group's own
+            backward does not hide.
+        static: Bytes of states.
+        saved: Bytes kept of a micro-batch in flight.
+        transient: Bytes that come and go.
+        limit: Bytes for all of that on the tightest device.
+    """
+
+    choices: tuple[tuple[GroupChoice, ...], ...]
+    work: Floats
+    once: Floats
+    static: Floats
+    saved: Floats
+    transient: Floats
+    limit: float
+
+    def solve(
+        self, start: int, stop: int, micro_batches: int, held: int
+    ) -> tuple[float, tuple[GroupChoice, ...]]:
+        """Quickest choices of a stage [start, stop) that fit with `held` micro-batches in flight.
+
+        What comes and goes is that of one group: for each of a few limits of it, the choices below
+        it share what it leaves.
+
+        Returns:
+            Seconds of a step's work; infinite, with the leanest choices, where nothing fits.
+        """
+        own = slice(start, stop)
+        seconds = micro_batches * self.work[own] + self.once[own]
+        size = self.static[own] + held * self.saved[own]
+        best, picks = float("inf"), np.zeros(stop - start, np.int64)
+        for index, peak in enumerate(_peaks(self.transient[own])):
+            allowed = np.where(self.transient[own] <= peak, seconds, np.inf)
+            value, found = memory_program(allowed, size, self.limit - peak)
+            if index == 0 or value < best:
+                best, picks = value, found
+        rows = self.choices[own]
+        return best, tuple(row[int(pick)] for row, pick in zip(rows, picks, strict=True))
+
+
+def _peaks(transient: Floats) -> Floats:
+    """Limits of what comes and goes: the least that is possible, up to what never binds."""
+    least = transient.min(axis=1).max()
+    values = np.unique(transient[np.isfinite(transient) & (transient >= least)])
+    chosen: Floats = values[np.unique(np.linspace(0, len(values) - 1, _PEAKS).round().astype(int))]
+    return chosen
+
+
+@dataclass
+class MeshTables:
+    """`MeshOptions` of one instance, remembered by what a mesh looks like.
+
+    Args:
+        costing: Of the instance.
+        keep: Which of the offered choices a planner considers; by default all.
+    """
+
+    costing: Costing
+    keep: Keep = tuple
+    _found: dict[tuple[int, int], MeshOptions] = field(default_factory=dict)
+
+    def options(self, mesh: Mesh, micro_batches: int) -> MeshOptions:
+        """The options of every group on a mesh that `StageSolver.usable` takes."""
+        key = (self.costing.solver.mesh_class(mesh), micro_batches)
+        if key not in self._found:
+            self._found[key] = self._make(mesh, micro_batches)
+        return self._found[key]
+
+    def _make(self, mesh: Mesh, micro_batches: int) -> MeshOptions:
+        costing, graph = self.costing, self.costing.instance.graph
+        offered = [
+            tuple(self.keep(costing.solver.options(index, mesh)))
+            for index in range(len(graph.structures))
+        ]
+        samples = costing.instance.global_batch / micro_batches / mesh.dp
+        known: dict[tuple[int, float], list[GroupCost]] = {}
+        rows = []
+        for group in graph.groups:
+            kept = boundary_bytes(costing.instance, costing.solver.reads[group.index], samples)
+            key = (group.structure, kept)
+            if key not in known:
+                structure = graph.structures[group.structure]
+                known[key] = [
+                    costing.cost.group(costing.instance, structure, choice, mesh, samples, kept)
+                    for choice in offered[group.structure]
+                ]
+            rows.append(known[key])
+        return MeshOptions(
+            tuple(offered[group.structure] for group in graph.groups),
+            _table(rows, lambda cost: cost.forward + cost.backward),
+            _table(rows, _once),
+            _table(rows, lambda cost: cost.static),
+            _table(rows, lambda cost: cost.saved),
+            _table(rows, lambda cost: cost.transient),
+            costing.solver.limit(mesh),
+        )
+
+
+def _table(rows: list[list[GroupCost]], value: Callable[[GroupCost], float]) -> Floats:
+    """(G, S), padded with infinity."""
+    widest = max(len(row) for row in rows)
+    return np.array(
+        [[value(cost) for cost in row] + [np.inf] * (widest - len(row)) for row in rows]
+    )
+
+
+def _once(cost: GroupCost) -> float:
+    waits = max(0.0, cost.hidden * cost.reduce - cost.backward)
+    return cost.optimizer + (1.0 - cost.hidden) * cost.reduce + waits

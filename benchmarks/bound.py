@@ -53,7 +53,7 @@ class Row:
 
 def measure(instance: Instance, seed: int, steps: int, budget: float) -> Row | None:
     """The best plan and the limits of an instance; None if no plan is found that fits."""
-    found = portfolio(instance, Budget(seconds=budget), np.random.default_rng(seed), steps)
+    found = portfolio(instance, Budget(seconds=budget), np.random.default_rng(seed), steps=steps)
     if found.plan is None or found.estimate is None:
         return None
     return Row(found.estimate.step_time, limits(instance), bound_seconds(instance))

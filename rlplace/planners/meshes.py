@@ -60,7 +60,7 @@ def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) 
     found = []
     for tp in instance.offered_tp:
         dp = len(devices) // tp
-        if len(devices) % tp or micro_batch % dp or (tp > 1 and not _whole(instance, devices, tp)):
+        if len(devices) % tp or micro_batch % dp or (tp > 1 and not whole(instance, devices, tp)):
             continue
         found.append(Mesh(devices, 1, dp, 1, tp))
         nodes = Counter(instance.cluster.devices[device].node for device in devices)
@@ -69,6 +69,13 @@ def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) 
             if any(level for level in instance.zero_levels):
                 found.append(Mesh(devices, len(nodes), per // tp, 1, tp))
     return found
+
+
+def whole(instance: Instance, devices: tuple[int, ...], tp: int) -> bool:
+    """Whether no tp group mixes kinds or leaves a node."""
+    groups = (devices[start : start + tp] for start in range(0, len(devices), tp))
+    described = instance.cluster.devices
+    return all(len({(described[d].kind, described[d].node) for d in g}) == 1 for g in groups)
 
 
 def refuse_shapeless(instance: Instance) -> None:
@@ -83,12 +90,6 @@ def refuse_shapeless(instance: Instance) -> None:
                 return
     rule = "no stage's devices are a whole number of such tp groups inside nodes"
     raise InputError("tp_degrees", instance.tp_degrees, rule, (1,))
-
-
-def _whole(instance: Instance, devices: tuple[int, ...], tp: int) -> bool:
-    groups = (devices[start : start + tp] for start in range(0, len(devices), tp))
-    described = instance.cluster.devices
-    return all(len({(described[d].kind, described[d].node) for d in g}) == 1 for g in groups)
 
 
 def _node_bounds(instance: Instance, order: tuple[int, ...]) -> list[tuple[int, int]]:

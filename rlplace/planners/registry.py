@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlplace.planners.aceso import aceso
 from rlplace.planners.anneal import annealing
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
@@ -24,6 +25,7 @@ PLANNERS: dict[str, Planner] = {
     # Searches
     "dynamic": dynamic,
     "galvatron": galvatron,
+    "aceso": aceso,
     "anneal": annealing,
     "portfolio": portfolio,
     "exhaustive": exhaustive,

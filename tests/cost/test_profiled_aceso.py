@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,14 @@ OPS = (
 )
 
 
-def write(folder: Path) -> None:
-    """Nine ops at tp 1 and 2 and 1 and 2 samples; collectives of two and four ranks."""
+def write(folder: Path, ops: Sequence[tuple[str, int, int, int]] = OPS) -> None:
+    """Ops at tp 1 and 2 and 1 and 2 samples; collectives of two and four ranks."""
     lines = [
         f"gpt,toy,{b},{tp},{algo},{op},{b * t / tp},{2 * b * t / tp},{b},{b},{w / tp},{b * a},0,{b}"
         for b in (1, 2)
         for tp in (1, 2)
         for algo in (0, 1)
-        for op, t, w, a in OPS
+        for op, t, w, a in ops
     ]
     (folder / "op_profile_gpt_v100.csv").write_text(HEAD + "\n".join(lines) + "\n")
     (folder / "collectives_v100.csv").write_text(
@@ -68,6 +69,24 @@ def test_ops_are_joined_to_the_halves_of_a_layer(tmp_path: Path) -> None:
     assert profile.params["mlp", 1] == 2 * profile.params["mlp", 2] == 4 * MIB // 2
     assert profile.outputs["mlp"](2.0) == MIB  # two samples, two bytes an element
     assert profile_graph(profile).tp_degrees(4) == (1, 2)
+
+
+def test_ops_are_joined_to_five_parts_where_that_is_asked(tmp_path: Path) -> None:
+    ops = ("enc-attention-qkv", "enc-attention-score", "enc-MLP-GEMM-2")
+    lines = [*OPS[:2], *((op, 10, 0, 1) for op in ops[:2]), *OPS[2:7], (ops[2], 10, 4, 1), *OPS[7:]]
+    write(tmp_path, lines)
+    profile = read_aceso(tmp_path, "toy", 2, fine=True)
+    layer = ("attention", "scores", "dense", "mlp", "down")
+    assert profile.layers == ("embedding", *layer, *layer, "norm", "head")
+    assert profile.table("V100-32", "attention", 1).at(1).forward == pytest.approx(30e-6)
+    assert profile.table("V100-32", "scores", 1).at(1).forward == pytest.approx(80e-6)
+    whole = read_aceso(tmp_path, "toy", 2)
+    for tp in (1, 2):
+        times = [
+            sum(read.table("V100-32", name, tp).at(2).backward for name in read.layers)
+            for read in (profile, whole)
+        ]
+        assert times[0] == pytest.approx(times[1])
 
 
 def test_collectives_rise_and_are_of_whole_tensors(tmp_path: Path) -> None:

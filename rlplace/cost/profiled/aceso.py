@@ -28,6 +28,13 @@ _PARTS = {
     "final-layernorm": "norm",
     "gpt-post-process": "head",
 }
+#: The same, where each half is cut again at a border over which little passes.
+_FINE_PARTS = {
+    **_PARTS,
+    "enc-attention-score": "scores",
+    "enc-attention-dense": "dense",
+    "enc-MLP-GEMM-2": "down",
+}
 #: Ops whose output lives in the storage of another (Aceso's `consider_shared_space`): share of
 #: their activations that counts.
 _SHARED = {"enc-attention-softmax": 0.0, "enc-attention-dropout": 1.5}
@@ -43,7 +50,13 @@ _Key = tuple[str, int, int]
 
 
 def read_aceso(
-    folder: str | Path, size: str, layers: int, *, seq_len: int = 2048, kind: str = "V100-32"
+    folder: str | Path,
+    size: str,
+    layers: int,
+    *,
+    seq_len: int = 2048,
+    kind: str = "V100-32",
+    fine: bool = False,
 ) -> Profile:
     """The profile of a GPT, its ops joined to the halves of a layer.
 
@@ -53,15 +66,18 @@ def read_aceso(
         layers: Transformer layers of the model.
         seq_len: Tokens of a sample.
         kind: Name of the kind of device that it was measured on.
+        fine: Join them to five parts of a layer instead, between which stages and recompute may
+            begin too; Aceso's own plans do so between any two ops.
 
     Raises:
         InputError: If a file is missing, or has no such size.
     """
+    parts = _FINE_PARTS if fine else _PARTS
     wanted = {"model": "gpt", "size": size, "algo": "0"}
     joined: dict[_Key, list[dict[str, str]]] = {}
     part = ""
     for row in read_rows(Path(folder) / "op_profile_gpt_v100.csv", wanted):
-        part = _PARTS.get(row["op_name"], part)
+        part = parts.get(row["op_name"], part)
         joined.setdefault((part, int(row["tp"]), int(row["mbs"])), []).append(row)
     names = list(dict.fromkeys(name for name, _, _ in joined))
     degrees = sorted({tp for _, tp, _ in joined})
@@ -75,16 +91,17 @@ def read_aceso(
         for name in names
         for tp in degrees
     }
-    before, after = names[:1], names[3:]
-    # The hidden states are what the final norm reads: one tensor, without what travels beside it.
     smallest = min(batch for _, _, batch in joined)
-    hidden = float(joined["norm", 1, smallest][0]["input_size"]) * MIB / _FP16 / smallest
+    # What the last op of a part hands on, whole: with what travels beside its own output.
+    handed = {name: float(joined[name, 1, smallest][-1]["output_size"]) for name in names}
     return Profile(
         name=f"GPT-{size}",
-        layers=(*before, *(names[1:3] * layers), *after),
+        layers=(*names[:1], *(names[1:-2] * layers), *names[-2:]),
         tables=tables,
         params={key: round(_sum(rows, "weights") * MIB / _FP16) for key, rows in first.items()},
-        outputs={name: Affine(0.0, hidden) for name in names},
+        outputs={
+            name: Affine(0.0, output * MIB / _FP16 / smallest) for name, output in handed.items()
+        },
         tokens_per_sample=seq_len,
     )
 

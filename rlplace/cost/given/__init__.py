@@ -10,13 +10,14 @@ from rlplace.cost.given.events import (
     median_makespan,
     simulate_events,
 )
-from rlplace.cost.given.loads import broken_rule, device_loads, max_load
+from rlplace.cost.given.loads import broken_rule, color_of, device_loads, max_load
 from rlplace.cost.given.piper import PiperStage, piper_load, stage_load, stage_memory
 
 __all__ = [
     "GivenSchedule",
     "PiperStage",
     "broken_rule",
+    "color_of",
     "device_loads",
     "makespan",
     "makespan_bound",

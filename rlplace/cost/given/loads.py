@@ -45,6 +45,17 @@ def device_loads(instance: GivenInstance, placement: Sequence[int]) -> tuple[flo
     return tuple(loads)
 
 
+def color_of(costs: LoadCosts, op: int) -> int | None:
+    """The color class of an op; None for a free one, which the table form writes as -1.
+
+    Args:
+        costs: Costs of the instance.
+        op: The op.
+    """
+    color = costs.colors[op]
+    return None if color is None or color < 0 else color
+
+
 def broken_rule(instance: GivenInstance, placement: Sequence[int]) -> str | None:
     """Why a placement of a dnn-partitioning instance is illegal; None if it is legal.
 
@@ -65,7 +76,7 @@ def broken_rule(instance: GivenInstance, placement: Sequence[int]) -> str | None
             memory[device] += costs.memory[op]
             if not costs.on_accelerator[op]:
                 return f"{name} cannot run on an accelerator"
-        color = costs.colors[op]
+        color = color_of(costs, op)
         if color is not None and home.setdefault(color, device) != device:
             return f"{name} must share a device with the other ops of color class {color}"
     for device, used in enumerate(memory):

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlplace.graph.formats.types import EventCosts, GivenInstance
+from rlplace.graph.formats.types import EventCosts, GivenInstance, LoadCosts
+from rlplace.planners.given.max_load import contiguous, scattered
 from rlplace.planners.given.types import Placer
 
-PLACERS: dict[type, dict[str, Placer[Any]]] = {EventCosts: {}}
+PLACERS: dict[type, dict[str, Placer[Any]]] = {
+    EventCosts: {},
+    LoadCosts: {"contiguous": contiguous, "scattered": scattered},
+}
 
 
 def placers_of(instance: GivenInstance) -> Mapping[str, Placer[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 Keep = Callable[[Sequence[GroupChoice]], Sequence[GroupChoice]]
 
 #: At most so many limits of what comes and goes are tried.
-_PEAKS = 4
+_PEAKS = 6
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class MeshOptions:
 
     Args:
         choices: Of each group.
-        work: Seconds of forward and backward of a micro-batch, (G, S); infinite where there is no
-            such option, as in all that follows.
+        forward, backward: Seconds of a micro-batch, (G, S); infinite where there is no such option,
+            as in all that follows.
         once: Seconds once a step: optimizer, and the gradient reduction that the group's own
             backward does not hide.
         static: Bytes of states.
@@ -41,12 +42,18 @@ class MeshOptions:
     """
 
     choices: tuple[tuple[GroupChoice, ...], ...]
-    work: Floats
+    forward: Floats
+    backward: Floats
     once: Floats
     static: Floats
     saved: Floats
     transient: Floats
     limit: float
+
+    @cached_property
+    def work(self) -> Floats:
+        """Seconds of forward and backward of a micro-batch, (G, S)."""
+        return self.forward + self.backward
 
     def solve(
         self, start: int, stop: int, micro_batches: int, held: int
@@ -62,14 +69,16 @@ class MeshOptions:
         own = slice(start, stop)
         seconds = micro_batches * self.work[own] + self.once[own]
         size = self.static[own] + held * self.saved[own]
-        best, picks = float("inf"), np.zeros(stop - start, np.int64)
-        for index, peak in enumerate(_peaks(self.transient[own])):
+        items = np.arange(stop - start)
+        best, picks = (float("inf"), float("inf")), np.zeros(stop - start, np.int64)
+        for peak in _peaks(self.transient[own]):
             allowed = np.where(self.transient[own] <= peak, seconds, np.inf)
             value, found = memory_program(allowed, size, self.limit - peak)
-            if index == 0 or value < best:
-                best, picks = value, found
+            full = float(size[items, found].sum() + peak)
+            if (value, full) < best:
+                best, picks = (value, full), found
         rows = self.choices[own]
-        return best, tuple(row[int(pick)] for row, pick in zip(rows, picks, strict=True))
+        return best[0], tuple(row[int(pick)] for row, pick in zip(rows, picks, strict=True))
 
 
 def _peaks(transient: Floats) -> Floats:
@@ -121,7 +130,8 @@ class MeshTables:
             rows.append(known[key])
         return MeshOptions(
             tuple(offered[group.structure] for group in graph.groups),
-            _table(rows, lambda cost: cost.forward + cost.backward),
+            _table(rows, lambda cost: cost.forward),
+            _table(rows, lambda cost: cost.backward),
             _table(rows, _once),
             _table(rows, lambda cost: cost.static),
             _table(rows, lambda cost: cost.saved),

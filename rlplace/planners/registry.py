@@ -8,6 +8,7 @@ from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
 from rlplace.planners.galvatron import galvatron
 from rlplace.planners.grid import grid
+from rlplace.planners.osdp import osdp
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
 from rlplace.planners.rules import layouts_advice, megatron
@@ -26,6 +27,7 @@ PLANNERS: dict[str, Planner] = {
     "dynamic": dynamic,
     "galvatron": galvatron,
     "aceso": aceso,
+    "osdp": osdp,
     "anneal": annealing,
     "portfolio": portfolio,
     "exhaustive": exhaustive,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlplace.planners.aceso import aceso
 from rlplace.planners.anneal import annealing
+from rlplace.planners.dapple import dapple
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
 from rlplace.planners.galvatron import galvatron
@@ -25,6 +26,7 @@ PLANNERS: dict[str, Planner] = {
     "grid": grid,
     # Searches
     "dynamic": dynamic,
+    "dapple": dapple,
     "galvatron": galvatron,
     "aceso": aceso,
     "osdp": osdp,

@@ -35,10 +35,9 @@ from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.memory_program import memory_program
-from rlplace.planners.mesh_options import MeshOptions, MeshTables
+from rlplace.planners.mesh_options import MeshOptions, MeshTables, stage_meshes
 from rlplace.planners.meshes import device_orders
 from rlplace.planners.search import Search
-from rlplace.planners.strategies import data_meshes
 from rlplace.planners.types import Budget, PlannerResult
 
 Floats = npt.NDArray[np.float64]
@@ -115,7 +114,7 @@ class _Pipeline:
         """Offer the plans of the partitions that the moves lead through."""
         width = len(self.order) // self.stages
         parts = [self.order[i * width : (i + 1) * width] for i in range(self.stages)]
-        self.meshes = [_meshes(self.search.costing, part, self.count) for part in parts]
+        self.meshes = [stage_meshes(self.search.costing, part, self.count) for part in parts]
         if not all(self.meshes):
             return
         first, last = self._balanced("bytes"), self._balanced("seconds")
@@ -208,23 +207,6 @@ def balanced(loads: Floats) -> tuple[int, ...]:
     return tuple(reversed(bounds))
 
 
-def _meshes(costing: Costing, devices: tuple[int, ...], count: int) -> list[Mesh]:
-    """Meshes of a stage on which plans cost differently."""
-    instance, solver = costing.instance, costing.solver
-    found: dict[int, Mesh] = {}
-    for mesh in data_meshes(devices, instance.offered_tp):
-        whole = instance.global_batch // count % mesh.dp == 0
-        if whole and _alike(instance, mesh) and solver.usable(mesh):
-            found.setdefault(solver.mesh_class(mesh), mesh)
-    return list(found.values())
-
-
-def _alike(instance: Instance, mesh: Mesh) -> bool:
-    """Whether every tp group is of one kind."""
-    described = instance.cluster.devices
-    return all(len({described[device].kind for device in group}) == 1 for group in mesh.tp_groups())
-
-
 def unrestricted(costing: Costing, micro_batches: int) -> float:
     """Seconds of a step's work of one stage whose layers may have unlike degrees.
 
@@ -234,7 +216,7 @@ def unrestricted(costing: Costing, micro_batches: int) -> float:
     Infinite if nothing fits.
     """
     instance, tables = costing.instance, MeshTables(costing, _considered)
-    meshes = _meshes(costing, device_orders(instance)[0], micro_batches)
+    meshes = stage_meshes(costing, device_orders(instance)[0], micro_batches)
     every = [tables.options(mesh, micro_batches) for mesh in meshes]
     if not every:
         return float("inf")

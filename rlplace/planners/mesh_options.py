@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from rlplace.cost.types import GroupCost
-from rlplace.plan.types import GroupChoice, Mesh
+from rlplace.plan.types import GroupChoice, Instance, Mesh
 from rlplace.planners.costing import Costing
 from rlplace.planners.memory_program import memory_program
+from rlplace.planners.strategies import data_meshes
 from rlplace.simulate.stages import boundary_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -89,6 +90,29 @@ def _peaks(transient: Floats) -> Floats:
     return chosen
 
 
+def stage_meshes(costing: Costing, devices: tuple[int, ...], micro_batches: int) -> list[Mesh]:
+    """Meshes of a stage on which plans cost differently: degrees and orders of dp and tp.
+
+    Args:
+        costing: Of the instance.
+        devices: Of the stage; the outermost level cuts the largest runs of them.
+        micro_batches: Of a step; the replicas of a mesh divide each.
+    """
+    instance, solver = costing.instance, costing.solver
+    found: dict[int, Mesh] = {}
+    for mesh in data_meshes(devices, instance.offered_tp):
+        whole = instance.global_batch // micro_batches % mesh.dp == 0
+        if whole and _alike(instance, mesh) and solver.usable(mesh):
+            found.setdefault(solver.mesh_class(mesh), mesh)
+    return list(found.values())
+
+
+def _alike(instance: Instance, mesh: Mesh) -> bool:
+    """Whether every tp group is of one kind."""
+    described = instance.cluster.devices
+    return all(len({described[device].kind for device in group}) == 1 for group in mesh.tp_groups())
+
+
 @dataclass
 class MeshTables:
     """`MeshOptions` of one instance, remembered by what a mesh looks like.
@@ -96,10 +120,13 @@ class MeshTables:
     Args:
         costing: Of the instance.
         keep: Which of the offered choices a planner considers; by default all.
+        bordered: Whether layouts that cut activations between groups are offered too; a planner
+            that takes them sees to it that neighbours agree.
     """
 
     costing: Costing
     keep: Keep = tuple
+    bordered: bool = False
     _found: dict[tuple[int, int], MeshOptions] = field(default_factory=dict)
 
     def options(self, mesh: Mesh, micro_batches: int) -> MeshOptions:
@@ -109,11 +136,27 @@ class MeshTables:
             self._found[key] = self._make(mesh, micro_batches)
         return self._found[key]
 
+    def _offered(self, index: int, mesh: Mesh) -> tuple[GroupChoice, ...]:
+        costing = self.costing
+        offered = costing.solver.options(index, mesh)
+        structure = costing.instance.graph.structures[index]
+        if not self.bordered or mesh.tp == 1:
+            return offered
+        alike = [one for one in offered if one.layout == "replicate" and one.slices == 1]
+        cut = (
+            replace(choice, layout=layout.name)
+            for layout in structure.layouts_with("tp", mesh.tp)
+            if layout.reads or layout.writes
+            for choice in alike
+        )
+        knows = costing.cost.knows
+        known = (one for one in cut if knows(costing.instance, structure, one, mesh))
+        return (*offered, *known)
+
     def _make(self, mesh: Mesh, micro_batches: int) -> MeshOptions:
         costing, graph = self.costing, self.costing.instance.graph
         offered = [
-            tuple(self.keep(costing.solver.options(index, mesh)))
-            for index in range(len(graph.structures))
+            tuple(self.keep(self._offered(index, mesh))) for index in range(len(graph.structures))
         ]
         samples = costing.instance.global_batch / micro_batches / mesh.dp
         known: dict[tuple[int, float], list[GroupCost]] = {}

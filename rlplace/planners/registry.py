@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlplace.planners.aceso import aceso
 from rlplace.planners.anneal import annealing
+from rlplace.planners.autoddl import autoddl
 from rlplace.planners.dapple import dapple
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
@@ -30,6 +31,7 @@ PLANNERS: dict[str, Planner] = {
     "galvatron": galvatron,
     "aceso": aceso,
     "osdp": osdp,
+    "autoddl": autoddl,
     "anneal": annealing,
     "portfolio": portfolio,
     "exhaustive": exhaustive,

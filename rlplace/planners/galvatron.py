@@ -34,7 +34,6 @@ from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
-from rlplace.planners.memory_program import memory_program
 from rlplace.planners.mesh_options import MeshOptions, MeshTables, stage_meshes
 from rlplace.planners.meshes import device_orders
 from rlplace.planners.search import Search
@@ -220,15 +219,31 @@ def unrestricted(costing: Costing, micro_batches: int) -> float:
     every = [tables.options(mesh, micro_batches) for mesh in meshes]
     if not every:
         return float("inf")
-    own = np.concatenate([micro_batches * one.work + one.once for one in every], axis=1)
-    size = np.concatenate([one.static + one.saved for one in every], axis=1)
-    peak = max(float(one.transient.min(axis=1).max()) for one in every)
-    owners = [mesh for mesh, one in zip(meshes, every, strict=True) for _ in one.work[0]]
+    owners = [mesh for mesh, one in zip(meshes, every, strict=True) for _ in one.forward[0]]
     switch = np.array(
         [[micro_batches * _relayout(instance, a, b, micro_batches) for b in owners] for a in owners]
     )
-    room = min(one.limit for one in every) - peak
-    return memory_program(own, size, room, switch)[0]
+    together = _together(every)
+    return together.solve(0, len(together.choices), micro_batches, 1, switch)[0]
+
+
+def _together(every: Sequence[MeshOptions]) -> MeshOptions:
+    """The options of several meshes of the same devices, side by side; only their costs."""
+
+    def beside(name: str) -> Floats:
+        return np.concatenate([getattr(one, name) for one in every], axis=1)
+
+    forward = beside("forward")
+    return MeshOptions(
+        choices=((GroupChoice(),) * forward.shape[1],) * len(forward),
+        forward=forward,
+        backward=beside("backward"),
+        once=beside("once"),
+        static=beside("static"),
+        saved=beside("saved"),
+        transient=beside("transient"),
+        limit=min(one.limit for one in every),
+    )
 
 
 def _relayout(instance: Instance, before: Mesh, after: Mesh, micro_batches: int) -> float:

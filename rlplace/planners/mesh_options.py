@@ -57,12 +57,24 @@ class MeshOptions:
         return self.forward + self.backward
 
     def solve(
-        self, start: int, stop: int, micro_batches: int, held: int
+        self,
+        start: int,
+        stop: int,
+        micro_batches: int,
+        held: int,
+        switch: Floats | None = None,
     ) -> tuple[float, tuple[GroupChoice, ...]]:
         """Quickest choices of a stage [start, stop) that fit with `held` micro-batches in flight.
 
         What comes and goes is that of one group: for each of a few limits of it, the choices below
         it share what it leaves.
+
+        Args:
+            start: First group.
+            stop: One past the last.
+            micro_batches: Of a step.
+            held: Of those, in flight at the peak.
+            switch: Seconds of a step from each option of a group to each of the next, (S, S).
 
         Returns:
             Seconds of a step's work; infinite, with the leanest choices, where nothing fits.
@@ -74,7 +86,7 @@ class MeshOptions:
         best, picks = (float("inf"), float("inf")), np.zeros(stop - start, np.int64)
         for peak in _peaks(self.transient[own]):
             allowed = np.where(self.transient[own] <= peak, seconds, np.inf)
-            value, found = memory_program(allowed, size, self.limit - peak)
+            value, found = memory_program(allowed, size, self.limit - peak, switch)
             full = float(size[items, found].sum() + peak)
             if (value, full) < best:
                 best, picks = (value, full), found

@@ -47,15 +47,27 @@ _MOVES = 24
 
 
 def galvatron(
-    instance: Instance, budget: Budget, rng: np.random.Generator, costing: Costing | None = None
+    instance: Instance,
+    budget: Budget,
+    rng: np.random.Generator,
+    costing: Costing | None = None,
+    counts: tuple[int, ...] = (),
 ) -> PlannerResult:
-    """The best plan of equally wide stages; of fewer devices only where all cannot be used."""
+    """The best plan of equally wide stages; of fewer devices only where all cannot be used.
+
+    Args:
+        instance: The question.
+        budget: What the search may spend.
+        rng: Unused: nothing is random.
+        costing: Of the instance, where it is shared.
+        counts: Micro-batch counts that are looked at; by default some of all legal ones.
+    """
     search = Search("galvatron", costing or Costing(instance), budget)
     tables = MeshTables(search.costing, _considered)
     for width in range(len(instance.cluster.devices), 0, -1):
         for order in device_orders(instance):
             for stages in _divisors(width, len(instance.graph.groups)):
-                for count in _counts(instance):
+                for count in counts or _counts(instance):
                     if search.stopped:
                         return search.result()
                     _Pipeline(search, tables, order[:width], stages, count).run()

@@ -53,7 +53,7 @@ class Part:
 
 
 def latency(parts: Sequence[Part], micro_batches: int) -> float:
-    """Seconds of a step of a pipeline (2007.01045, section 4.2)."""
+    """Seconds of a step of a pipeline (arXiv 2007.01045)."""
     steady = [(micro_batches - 1) * (part.forward + part.backward) for part in parts]
     pivot = len(parts) - 1
     between = 0.0

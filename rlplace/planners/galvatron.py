@@ -223,7 +223,7 @@ def unrestricted(costing: Costing, micro_batches: int) -> float:
 
     No plan says such a stage; only to compare with the same sum of one that can be said. Where
     replicas grow fewer from one layer to the next, samples are gathered in the forward pass; where
-    they grow more, their gradients in the backward pass (slice and gather, 2211.13878 section 3.3).
+    they grow more, their gradients in the backward pass (slice and gather).
     Infinite if nothing fits.
     """
     instance, tables = costing.instance, MeshTables(costing, _considered)

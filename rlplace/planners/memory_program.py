@@ -1,7 +1,7 @@
 """One option for each of a chain of items, under a limit of bytes: a program with a memory axis.
 
 C(item, bytes, option) = least over the option before of C(item - 1, bytes - own, before) + switch
-+ own seconds: the recurrence of Galvatron (arXiv 2211.13878, equation 1), and without switching the
++ own seconds: the recurrence of Galvatron (arXiv 2211.13878), and without switching the
 knapsack of OSDP (arXiv 2209.13258). Complexity: items x cells x options^2, or x options where
 nothing is charged for a switch.
 

@@ -6,11 +6,11 @@ sharded ones the number of slices in which its weights are gathered, where the i
 (the paper's operator splitting, which lowers what comes and goes); the micro-batch count; recompute
 of all groups or of none.
 
-Algorithm: the paper raises the batch until nothing fits and solves a knapsack over memory for each;
-here the global batch is given and the size of a micro-batch takes its place. The knapsack is
-`MeshOptions.solve`, a dynamic program over bytes for each of a few limits of what comes and goes,
-in place of the paper's depth-first search; exact up to a thousandth of the memory, but for how
-reductions overlap across groups. Complexity: counts x modes x groups x cells x options.
+Algorithm: the paper raises the batch until nothing fits and searches over memory for each; here the
+global batch is given and the size of a micro-batch takes its place. The search is a knapsack,
+`MeshOptions.solve`: a dynamic program over bytes for each of a few limits of what comes and goes,
+exact up to a thousandth of the memory, but for how reductions overlap across groups. Complexity:
+counts x modes x groups x cells x options.
 Left out: tensor parallelism and stages, as in the paper; its hybrids with them are `galvatron`.
 """
 

@@ -4,7 +4,7 @@ A tree over the devices: the pipeline splits them first, then each level of the 
 data parallelism (dp), sharded data parallelism (sdp, ZeRO-3) or tensor parallelism (tp), each of
 which has at most one level. A strategy is the degrees in their order, the outermost first; so
 2 / 4 / 8 / 16 devices have 4 / 13 / 34 / 73 strategies, and 4 / 11 / 22 / 37 without those that mix
-dp and sdp, which sdp alone is never worse than (its takeaway 3). Recompute doubles them.
+dp and sdp, which the paper prunes for sdp alone. Recompute doubles them.
 """
 
 from __future__ import annotations

@@ -147,8 +147,14 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "rlplace.cli", "run", "plan.json", "--steps", "1000000"]
     command += ["--checkpoint", "saved", "--every", "5", "--keep", "1", "--json"]
     # Ctrl-C goes to a group of processes: here to that of this command and its torchrun.
+    # What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
     process = subprocess.Popen(
-        command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 120

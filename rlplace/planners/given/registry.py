@@ -6,12 +6,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlplace.graph.formats.types import EventCosts, GivenInstance, LoadCosts, PiperCosts
+from rlplace.planners.given.anneal import annealing
+from rlplace.planners.given.best import best
+from rlplace.planners.given.critical_path import critical_path
+from rlplace.planners.given.cross_entropy import cross_entropy
+from rlplace.planners.given.etf import m_etf
+from rlplace.planners.given.exhaustive import exhaustive
+from rlplace.planners.given.genetic import genetic
+from rlplace.planners.given.heft import heft
+from rlplace.planners.given.hill_climb import hill_climbing
 from rlplace.planners.given.max_load import contiguous, scattered
 from rlplace.planners.given.piper import piper
+from rlplace.planners.given.sct import m_sct
+from rlplace.planners.given.tree_search import tree_search
 from rlplace.planners.given.types import Placer
 
+#: GiPH and DOPPLER: list schedules, searches, and what is only for tiny ones.
+EVENT_PLACERS: dict[str, Placer[Any]] = {
+    "heft": heft,
+    "critical_path": critical_path,
+    "m_etf": m_etf,
+    "m_sct": m_sct,
+    "hill_climb": hill_climbing,
+    "anneal": annealing,
+    "cross_entropy": cross_entropy,
+    "genetic": genetic,
+    "tree_search": tree_search,
+    "best": best,
+    "exhaustive": exhaustive,
+}
+
 PLACERS: dict[type, dict[str, Placer[Any]]] = {
-    EventCosts: {},
+    EventCosts: EVENT_PLACERS,
     LoadCosts: {"contiguous": contiguous, "scattered": scattered},
     PiperCosts: {"piper": piper},
 }

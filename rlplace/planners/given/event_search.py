@@ -64,7 +64,7 @@ class EventSearch(PlacementSearch[Placement]):
         nth = (rng.random(len(ops)) * counts).astype(np.int64)
         # Legal devices first, in their order.
         listed = np.argsort(~self.legal, axis=1, kind="stable")
-        return listed[ops, nth].astype(np.int64)
+        return np.asarray(listed[ops, nth], np.int64)
 
     def any_placement(self, rng: np.random.Generator) -> Ints:
         """A random legal placement."""

@@ -7,14 +7,14 @@ op spares at most one edge in and one out. An edge with x < 1/2 makes a favourit
 there is at most one then. `earliest_first` keeps devices for them. Decision space: one placement.
 Complexity: an LP of V + E + 1 variables (HiGHS), then O(V W D).
 
-The program sees the mean device and the mean link. Baechi rounds at a lower x, and counts memory:
-the one is left at the bound of the original, the other is left out, as in m-ETF.
+The program sees the mean device and the mean link. Left out, as in m-ETF: memory, which Baechi
+counts.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from rlplace.cost.given.event_loop import EventArrays, Floats, Ints
@@ -62,8 +62,13 @@ def _relaxed(arrays: EventArrays, sources: Ints, seconds: float) -> Floats:
     rows, columns, values = (np.concatenate(part) for part in zip(*entries, strict=True))
     matrix = coo_array((values, (rows, columns)), (into + ops, edges + ops + 1))
     most = np.concatenate([-times[sources], -times, 1 - np.diff(arrays.first), 1 - arrays.inputs])
-    bounds = [(0.0, 1.0)] * edges + [(0.0, None)] * (ops + 1)
+    highest = np.concatenate([np.ones(edges), np.full(ops + 1, np.inf)])
     goal = np.concatenate([np.zeros(edges + ops), [1.0]])
-    options = {} if np.isinf(seconds) else {"time_limit": seconds}
-    found = linprog(goal, matrix.tocsr(), most, bounds=bounds, options=options)
+    # `milp` without whole numbers: `linprog` is not typed for sparse matrices.
+    found = milp(
+        goal,
+        constraints=LinearConstraint(matrix.tocsr(), -np.inf, most),
+        bounds=Bounds(0.0, highest),
+        options={"time_limit": seconds},
+    )
     return np.ones(edges) if found.x is None else np.asarray(found.x[:edges])

@@ -70,7 +70,8 @@ def _descend(
     root: _Node, options: list[list[int]], rng: np.random.Generator
 ) -> tuple[list[_Node], Ints]:
     """An episode: the nodes that it passes, one of them new, and the devices that it decides."""
-    path, decided, node = [root], [], root
+    decided: list[int] = []
+    path, node = [root], root
     for known in options:
         untried = [choice for choice in known if choice not in node.children]
         choice = untried[int(rng.integers(len(untried)))] if untried else _best_child(node)

@@ -81,15 +81,15 @@ def main() -> None:
         table.add_row(
             case.model,
             f"{case.fast}+{case.slow}",
-            f"{found.step_time:.4f}",
+            f"{found.value:.4f}",
             f"{found.bound:.4f}",
             f"{spent:.1f}",
             str(found.evaluations),
             f"{case.sailor:.3f}",
             "-" if case.metis is None else f"{case.metis:.3f}",
         )
-        if found.plan is not None:
-            plans.append(f"{case.model} {case.fast}+{case.slow}: {_words(found.plan)}")
+        if found.placement is not None:
+            plans.append(f"{case.model} {case.fast}+{case.slow}: {_words(found.placement)}")
     console = Console(width=100)
     console.print(table)
     for line in plans:

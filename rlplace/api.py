@@ -106,7 +106,7 @@ def place(
     costing = Costing(instance)
     found: dict[str, PlannerResult] = {}
     found["policy"] = shipped_policy(policy)(
-        instance, Budget(seconds=_POLICY_SHARE * time_limit), rng
+        instance, Budget(seconds=_POLICY_SHARE * time_limit), rng, costing
     )
     for name, heuristic in (("data_parallel", data_parallel), ("zero3", zero3), ("grid", grid)):
         left = _GRID_SHARE * time_limit - (time.perf_counter() - started)

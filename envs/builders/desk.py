@@ -15,6 +15,7 @@ from rlplace.envs.builders.outlook import Rest, look_ahead, look_behind
 from rlplace.envs.builders.rates import Rates
 from rlplace.envs.builders.stage_table import StageTable, Ways, stage_table
 from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.plan.uniform import even_cuts
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
@@ -117,9 +118,7 @@ class Desk:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Micro-batch counts that are offered."""
-        legal = legal_micro_batches(self.instance.global_batch, 1)
-        where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
-        return tuple(legal[index] for index in where)
+        return spread(legal_micro_batches(self.instance.global_batch, 1), _COUNTS)
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:

@@ -201,7 +201,7 @@ def _solve(
             overflow=result.overflow,
             seconds=result.seconds,
             cpu_seconds=time.process_time() - cpu,
-            used=result.evaluations,
+            evaluations=result.evaluations,
             stopped=result.stopped,
             idle=result.idle,
             curve=result.curve,

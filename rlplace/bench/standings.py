@@ -109,7 +109,7 @@ def _standing(
         float(np.mean([t.seconds for t in own])),
         max(t.seconds for t in own),
         float(np.mean([t.cpu_seconds for t in own])),
-        float(np.mean([t.used for t in own])),
+        float(np.mean([t.evaluations for t in own])),
         sum(t.stopped in ("failed", "killed") for t in own),
     )
 

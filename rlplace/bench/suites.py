@@ -29,6 +29,7 @@ from rlplace.envs.clusters import HELD_OUT_KINDS
 from rlplace.envs.families import HELD_OUT_FAMILIES
 from rlplace.envs.instances import InstanceGenerator, random_instance
 from rlplace.errors import InputError, nearest_names
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance
 
 _SIZE = 200
@@ -54,8 +55,7 @@ def suite(name: str, count: int | None = None) -> tuple[Problem, ...]:
         return problems
     if count < 1:
         raise InputError("count", count, "must be at least 1", 1)
-    where = np.unique(np.linspace(0, len(problems) - 1, min(count, len(problems))).round())
-    return tuple(problems[int(index)] for index in where)
+    return spread(problems, min(count, len(problems)))
 
 
 def fingerprint(problems: Sequence[Problem]) -> str:

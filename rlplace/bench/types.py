@@ -91,7 +91,7 @@ class Trial:
         bound: Proved lower limit of the step time; None where there is none.
         seconds: Wall seconds.
         cpu_seconds: CPU seconds.
-        used: Plans that were estimated.
+        evaluations: Plans that were estimated.
         stopped: Why it stopped: ``done``, ``seconds``, ``evaluations``, ``killed`` (it did not end
             in time, and this is the best that it had told of) or ``failed``.
         idle: Devices that the plan leaves idle.
@@ -105,7 +105,7 @@ class Trial:
     bound: float | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    used: int = 0
+    evaluations: int = 0
     stopped: str = "done"
     idle: tuple[int, ...] = ()
     curve: tuple[tuple[float, float], ...] = field(default_factory=tuple)

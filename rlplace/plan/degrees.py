@@ -7,10 +7,15 @@ degrees that it has no layout for; `unsharded` names such groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from rlplace.errors import InputError
 from rlplace.graph.types import OpGraph
+
+T = TypeVar("T")
 
 #: Legal degrees are listed up to this one.
 _SHOWN = 64
@@ -95,3 +100,12 @@ def _nearest(degree: int, legal: Iterable[int], fitting: Iterable[int] | None) -
 def nearest(value: int, legal: tuple[int, ...]) -> int | None:
     """The legal value closest to `value`, the smaller one of two."""
     return min(legal, key=lambda other: (abs(other - value), other), default=None)
+
+
+def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
+    """At most so many of some items, evenly spread over them, the first and the last among them.
+
+    Divisors in ascending order, such as legal micro-batch counts, are then spread in the logarithm.
+    """
+    where = np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))
+    return tuple(items[index] for index in where)

@@ -90,7 +90,6 @@ class _Moves:
     _seen: dict[Config, tuple[float, Estimate]] = field(default_factory=dict)
     _stages: dict[tuple[object, ...], Stage] = field(default_factory=dict)
     _even_out: dict[Config, tuple[int, ...]] = field(default_factory=dict)
-    _usable: dict[int, bool] = field(default_factory=dict)
 
     def run(self, stages: int) -> None:
         """Improve from equal stages until no configuration that was seen leads further."""
@@ -152,10 +151,7 @@ class _Moves:
         solver = self.search.costing.solver
         if mesh.tp > 1 and not whole(solver.instance, mesh.devices, mesh.tp):
             return False
-        number = solver.mesh_class(mesh)
-        if number not in self._usable:
-            self._usable[number] = mesh.tp in solver.instance.offered_tp and solver.usable(mesh)
-        return self._usable[number]
+        return mesh.tp in solver.instance.offered_tp and solver.usable(mesh)
 
     def _value(self, config: Config) -> float:
         if config not in self._seen:

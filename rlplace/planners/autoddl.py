@@ -28,6 +28,7 @@ import numpy.typing as npt
 from rlplace.graph.neighbours import disagreement
 from rlplace.graph.types import Layout
 from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
@@ -53,7 +54,7 @@ def autoddl(
     tables = MeshTables(search.costing, bordered=True)
     for width in range(len(instance.cluster.devices), 0, -1):
         for order in device_orders(instance):
-            for count in _counts(instance):
+            for count in spread(legal_micro_batches(instance.global_batch, 1), _COUNTS):
                 for mesh in stage_meshes(search.costing, order[:width], count):
                     for plan in _descents(search.costing, tables, mesh, count, rng):
                         search.offer(plan)
@@ -62,12 +63,6 @@ def autoddl(
         if search.evaluations:
             break
     return search.result()
-
-
-def _counts(instance: Instance) -> tuple[int, ...]:
-    legal = legal_micro_batches(instance.global_batch, 1)
-    where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
-    return tuple(legal[index] for index in where)
 
 
 @dataclass(frozen=True)

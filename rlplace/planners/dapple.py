@@ -27,6 +27,7 @@ from itertools import accumulate
 import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance, Mesh, Stage
 from rlplace.plan.uniform import even_cuts, make_plan
 from rlplace.planners.costing import Costing
@@ -78,9 +79,7 @@ def dapple(
     if 1 not in instance.offered_tp or not all(map(search.costing.solver.usable, single)):
         return search.result()
     tables = MeshTables(search.costing)
-    legal = legal_micro_batches(instance.global_batch, 1)
-    where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
-    for count in (legal[index] for index in where):
+    for count in spread(legal_micro_batches(instance.global_batch, 1), _COUNTS):
         if search.stopped:
             break
         _Program(search, tables, count).run()

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import even_cuts, make_plan
 from rlplace.planners.costing import Costing
@@ -63,8 +64,7 @@ def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
     legal = legal_micro_batches(instance.global_batch, 1)
     most = 8 * len(instance.cluster.devices)
     near = [count for count in legal if count <= most] or [legal[0]]
-    where = np.unique(np.linspace(0, len(near) - 1, _COUNTS).round().astype(int))
-    return tuple(near[index] for index in where)
+    return spread(near, _COUNTS)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from rlplace.cost.collectives import ring, seconds
 from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
@@ -64,23 +65,17 @@ def galvatron(
     """
     search = Search("galvatron", costing or Costing(instance), budget)
     tables = MeshTables(search.costing, _considered)
+    counts = counts or spread(legal_micro_batches(instance.global_batch, 1), _COUNTS)
     for width in range(len(instance.cluster.devices), 0, -1):
         for order in device_orders(instance):
             for stages in _divisors(width, len(instance.graph.groups)):
-                for count in counts or _counts(instance):
+                for count in counts:
                     if search.stopped:
                         return search.result()
                     _Pipeline(search, tables, order[:width], stages, count).run()
         if search.evaluations:
             break
     return search.result()
-
-
-def _counts(instance: Instance) -> tuple[int, ...]:
-    """Micro-batch counts, spread in the logarithm."""
-    legal = legal_micro_batches(instance.global_batch, 1)
-    where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
-    return tuple(legal[index] for index in where)
 
 
 def _divisors(width: int, most: int) -> tuple[int, ...]:

@@ -12,11 +12,15 @@ from itertools import product
 import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
-from rlplace.plan.types import Instance
+from rlplace.plan.degrees import spread
+from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import balanced_cuts, uniform_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, PlannerResult
+
+#: Degrees (pp, tp, dp).
+Shape = tuple[int, int, int]
 
 #: At most so many micro-batch counts are tried for each shape.
 _COUNTS = 6
@@ -37,24 +41,47 @@ def grid(
                 ):
                     if search.stopped:
                         return search.result()
-                    plan = uniform_plan(
+                    plan = of_shape(
                         instance,
-                        pp=pp,
-                        tp=tp,
-                        dp_replicate=1 if zero else dp,
-                        dp_shard=dp if zero else 1,
-                        micro_batches=count,
+                        (pp, tp, dp),
+                        count,
                         zero=zero,
-                        cuts=cuts(pp),
-                        recompute=recompute,  # type: ignore[arg-type]  # a mode
+                        recompute=recompute,
                         offload=offload,
+                        cuts=cuts(pp),
                     )
                     if search.offer(plan).feasible and recompute == "none":
                         break  # recompute and offload only cost time where everything fits
     return search.result()
 
 
-def shapes(instance: Instance) -> Iterator[tuple[int, int, int]]:
+def of_shape(
+    instance: Instance,
+    shape: Shape,
+    micro_batches: int,
+    *,
+    zero: int = 0,
+    recompute: str = "none",
+    offload: bool = False,
+    cuts: tuple[int, ...] | None = None,
+) -> Plan:
+    """The uniform plan of a shape, with everything sharded over all replicas or nothing."""
+    pp, tp, dp = shape
+    return uniform_plan(
+        instance,
+        pp=pp,
+        tp=tp,
+        dp_replicate=1 if zero else dp,
+        dp_shard=dp if zero else 1,
+        micro_batches=micro_batches,
+        zero=zero,
+        recompute=recompute,  # type: ignore[arg-type]  # a mode
+        offload=offload,
+        cuts=cuts,
+    )
+
+
+def shapes(instance: Instance) -> Iterator[Shape]:
     """All (pp, tp, dp) that use as many devices as the batch lets them; tp stays in a node."""
     devices = instance.cluster.devices
     groups = len(instance.graph.groups)
@@ -76,8 +103,7 @@ def micro_batch_counts(instance: Instance, dp: int, pp: int) -> tuple[int, ...]:
     legal = [count for count in legal_micro_batches(instance.global_batch, dp) if count >= pp]
     if not legal:
         legal = list(legal_micro_batches(instance.global_batch, dp)[-1:])
-    where = np.unique(np.linspace(0, len(legal) - 1, _COUNTS).round().astype(int))
-    return tuple(legal[index] for index in where)
+    return spread(legal, _COUNTS)
 
 
 def _same_kind(instance: Instance, pp: int, tp: int, dp: int) -> bool:

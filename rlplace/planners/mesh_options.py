@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlplace.cost.types import GroupCost
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import GroupChoice, Instance, Mesh
 from rlplace.planners.costing import Costing
 from rlplace.planners.memory_program import memory_program
@@ -98,8 +99,7 @@ def _peaks(transient: Floats) -> Floats:
     """Limits of what comes and goes: the least that is possible, up to what never binds."""
     least = transient.min(axis=1).max()
     values = np.unique(transient[np.isfinite(transient) & (transient >= least)])
-    chosen: Floats = values[np.unique(np.linspace(0, len(values) - 1, _PEAKS).round().astype(int))]
-    return chosen
+    return np.array(spread(values.tolist(), _PEAKS))
 
 
 def stage_meshes(costing: Costing, devices: tuple[int, ...], micro_batches: int) -> list[Mesh]:

@@ -18,8 +18,8 @@ import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance
-from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.costing import Costing
+from rlplace.planners.grid import of_shape
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, Planner, PlannerResult
 
@@ -42,16 +42,10 @@ def replicas_only(
         for count in legal_micro_batches(instance.global_batch, dp):
             if search.stopped:
                 return search.result()
-            plan = uniform_plan(
-                instance,
-                dp_replicate=1 if zero else dp,
-                dp_shard=dp if zero else 1,
-                micro_batches=count,
-                zero=zero,
-                recompute=recompute,  # type: ignore[arg-type]  # a mode
-                offload=offload,
+            shape = (1, 1, dp)
+            search.offer(
+                of_shape(instance, shape, count, zero=zero, recompute=recompute, offload=offload)
             )
-            search.offer(plan)
     return search.result()
 
 

@@ -22,13 +22,10 @@ import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.types import Instance, Plan
-from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.costing import Costing
-from rlplace.planners.grid import micro_batch_counts, shapes
+from rlplace.planners.grid import Shape, micro_batch_counts, of_shape, shapes
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, PlannerResult
-
-Shape = tuple[int, int, int]
 
 
 def megatron(
@@ -63,7 +60,8 @@ def layouts_advice(
                     return search.result()
                 count = legal_micro_batches(instance.global_batch, dp)[-1]
                 mode = instance.offered_recompute[0]  # none, where that is offered
-                search.offer(_plan(instance, (pp, tp, dp), count, zero, mode))
+                plan = of_shape(instance, (pp, tp, dp), count, zero=zero, recompute=mode)
+                search.offer(plan)
         if search.best is not None:
             break
     return search.result()
@@ -82,24 +80,9 @@ def _megatron_plans(instance: Instance, shape: Shape, mode: str) -> Iterator[Pla
     pp, _, dp = shape
     for count in micro_batch_counts(instance, dp, pp):
         for zero in _levels(instance, dp):
-            yield _plan(instance, shape, count, zero, mode)
+            yield of_shape(instance, shape, count, zero=zero, recompute=mode)
 
 
 def _levels(instance: Instance, dp: int) -> list[int]:
     """ZeRO levels of the optimizer states at most."""
     return [level for level in (0, 1) if level in instance.zero_levels] if dp > 1 else [0]
-
-
-def _plan(instance: Instance, shape: Shape, count: int, zero: int, mode: str) -> Plan:
-    pp, tp, dp = shape
-    return uniform_plan(
-        instance,
-        pp=pp,
-        tp=tp,
-        dp_replicate=1 if zero else dp,
-        dp_shard=dp if zero else 1,
-        micro_batches=count,
-        zero=zero,
-        recompute=mode,  # type: ignore[arg-type]  # a mode
-        devices=tuple(range(pp * tp * dp)),
-    )

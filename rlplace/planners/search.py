@@ -69,6 +69,7 @@ class Search:
         plan, estimate = self.best or (None, self.overfull[1] if self.overfull else None)
         missed = self.overfull if plan is None else None
         devices = range(len(self.costing.instance.cluster.devices))
+        used = set(plan.devices) if plan is not None else set(devices)
         return PlannerResult(
             plan=plan,
             estimate=estimate,
@@ -79,7 +80,7 @@ class Search:
             curve=tuple(self._curve),
             overfull=missed[0] if missed else None,
             overflow=overflow(self.costing.instance, missed[1]) if missed else 0.0,
-            idle=tuple(d for d in devices if plan is not None and d not in set(plan.devices)),
+            idle=tuple(device for device in devices if device not in used),
         )
 
 

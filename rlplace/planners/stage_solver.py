@@ -105,6 +105,7 @@ class StageSolver:
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     _tables: dict[tuple[int, int, int], _Table] = field(default_factory=dict)
     _rows: dict[tuple[int, int, int, int], StageRow] = field(default_factory=dict)
+    _options: dict[tuple[int, int], tuple[GroupChoice, ...]] = field(default_factory=dict)
 
     def row(self, stop: int, mesh: Mesh, micro_batches: int, in_flight: int) -> StageRow:
         """The best stage [start, stop) for every start in 0..stop-1.
@@ -149,6 +150,12 @@ class StageSolver:
 
     def options(self, structure: int, mesh: Mesh) -> tuple[GroupChoice, ...]:
         """The choices of which the cost is known that a group of this structure has on a mesh."""
+        key = (structure, self.mesh_class(mesh))
+        if key not in self._options:
+            self._options[key] = self._find_options(structure, mesh)
+        return self._options[key]
+
+    def _find_options(self, structure: int, mesh: Mesh) -> tuple[GroupChoice, ...]:
         described = self.instance.graph.structures[structure]
         layouts = described.layouts_at(mesh.tp)
         levels = self.instance.zero_levels if mesh.dp_shard > 1 else (0,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
@@ -42,10 +41,6 @@ class Limits:
 
     seconds: float = float("inf")
     evaluations: int = 1_000_000_000
-
-    def deadline(self) -> float:
-        """The `time.perf_counter` value at which the seconds run out."""
-        return time.perf_counter() + self.seconds
 
     def run_out(self, seconds: float, evaluations: int) -> str | None:
         """Which part has run out after so much, or None."""

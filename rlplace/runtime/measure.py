@@ -148,9 +148,14 @@ class Recorder:
         return self._last[0]
 
     @property
-    def doing(self) -> tuple[str, str]:
-        """The same as a word, and in words with stage and micro-batch."""
-        return kind_name(self._last[0]), phase_name(*self._last)
+    def kind(self) -> str:
+        """The same as a word."""
+        return kind_name(self._last[0])
+
+    @property
+    def doing(self) -> str:
+        """The same in words, with stage and micro-batch."""
+        return phase_name(*self._last)
 
     @contextmanager
     def event(self, kind: str, stage: int = -1, micro_batch: int = -1) -> Iterator[None]:

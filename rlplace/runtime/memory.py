@@ -83,12 +83,13 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     What was there before is not counted, and neither is what an op uses inside.
 
     Args:
-        phase: Says what goes on: a kind of phase, and which one in words.
+        kind: Says what kind of phase goes on; asked after every op.
+        words: Says in words which one; asked where more is held than before.
     """
 
-    def __init__(self, phase: Callable[[], tuple[str, str]] = lambda: ("", "")) -> None:
+    def __init__(self, kind: Callable[[], str] = str, words: Callable[[], str] = str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._phase = phase
+        self._kind, self._words = kind, words
         self._sizes: dict[int, int] = {}
         self.current = 0
         #: The most that was held in each kind of phase, and in which one that was.
@@ -115,9 +116,9 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self) -> None:
         """Note what is held now, in the phase that goes on."""
-        kind, words = self._phase()
+        kind = self._kind()
         if kind not in self.peaks or self.current > self.peaks[kind].bytes:
-            self.peaks[kind] = Peak(self.current, words)
+            self.peaks[kind] = Peak(self.current, self._words())
 
     def _see(self, tensor: torch.Tensor, size: int) -> None:
         storage = tensor.untyped_storage()

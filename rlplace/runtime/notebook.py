@@ -47,7 +47,8 @@ class Notebook:
         self._tracker = ActivationTracker(
             [*assembly.params().values(), *assembly.buffers().values()]
         )
-        self._live = LiveTracker(lambda: assembly.recorder.doing)
+        recorder = assembly.recorder
+        self._live = LiveTracker(lambda: recorder.kind, lambda: recorder.doing)
         self._states = tensor_bytes(optimizer_states(assembly))
 
     @property

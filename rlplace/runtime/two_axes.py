@@ -1,9 +1,7 @@
 """A piece as one rank of a mesh with a cp and a tp axis runs it.
 
 Each axis has its own assignment, as if the other were not there. A value is then held in a way on
-each of them, an op runs on what is local on both, and each conversion is that of one axis, on what
-the other has left. Where both cut the same dim one of them is inside the other: tp cuts the
-sequence that cp has cut, and cp the heads that tp has cut.
+each of them (`rlplace.runtime.moves`), and an op runs on what is local on both.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from rlplace.graph.sharding import axis as conjugate
 from rlplace.graph.sharding.axis_bags import one_of_several
 from rlplace.graph.sharding.axis_rows import causal_mask, row_cross_entropy
 from rlplace.graph.sharding.local_args import LocalCall, local_args, local_call
-from rlplace.graph.sharding.lower import Assignment, route
+from rlplace.graph.sharding.lower import Assignment
 from rlplace.graph.sharding.nodes import (
     argument,
     is_tensor,
@@ -33,99 +31,12 @@ from rlplace.graph.sharding.nodes import (
     written_args,
 )
 from rlplace.graph.sharding.row_rules import is_causal
-from rlplace.graph.sharding.strategy import Copied, Strategy, Want
-from rlplace.graph.types import Partial, Placement, Replicate, Shard
+from rlplace.graph.sharding.strategy import REPLICATE, Copied, Strategy, Want
+from rlplace.graph.types import Partial, Shard
 from rlplace.runtime.axes import cut_cross_entropy, over_cp, parts_of
 from rlplace.runtime.boundary import AxisName
 from rlplace.runtime.draws import draws
-
-#: A conversion on an axis.
-Move = tuple[AxisName, Want]
-
-_WHOLE = Replicate()
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """How a value is held on both axes.
-
-    Args:
-        cp, tp: On each of them.
-        outer: Where both cut the same dim, which one cuts it first.
-    """
-
-    cp: Placement | Copied = _WHOLE
-    tp: Placement | Copied = _WHOLE
-    outer: AxisName = "cp"
-
-    @property
-    def shared(self) -> bool:
-        """Whether both cut the same dim."""
-        both = isinstance(self.cp, Shard) and isinstance(self.tp, Shard)
-        return both and self.cp.dim == self.tp.dim  # type: ignore[union-attr]  # both are shards
-
-    def on(self, name: AxisName) -> Placement | Copied:
-        """On one of them."""
-        return self.cp if name == "cp" else self.tp
-
-    def moved(self, name: AxisName, step: Want, inside: bool = False) -> Held | None:
-        """After a conversion on one axis; None where the other one is in its way.
-
-        Args:
-            name: The axis.
-            step: The conversion.
-            inside: Whether cp may cut what tp has cut, as it may when it exchanges rows for heads.
-        """
-        own, other = self.on(name), self.on("tp" if name == "cp" else "cp")
-        outer = self.outer
-        if isinstance(other, Shard):
-            if self.shared and self.outer == name:
-                return None
-            if isinstance(step, Shard) and step.dim == other.dim:
-                exchanged = isinstance(own, Shard) and own.dim != step.dim
-                if name == "cp" and not (exchanged or inside):
-                    return None
-                if step.blocks > 1 or other.blocks > 1 or (step.run and name == "cp"):
-                    return None
-                outer = "tp" if name == "cp" else "cp"
-        placed = replace(self, cp=step) if name == "cp" else replace(self, tp=step)
-        return replace(placed, outer=outer) if placed.shared else replace(placed, outer="cp")
-
-
-def moves(base: Held, cp: Want, tp: Want, outer: AxisName = "cp") -> list[Move]:
-    """The conversions, one after the other, that bring a value into a form.
-
-    Args:
-        base: How it is held.
-        cp: How it is read on cp.
-        tp: And on tp.
-        outer: Which axis should cut first where both cut one dim.
-
-    Raises:
-        InputError: If there is no order in which no axis is in the other's way.
-    """
-    by_cp: list[Move] = [("cp", step) for step in route(base.cp, cp)]
-    by_tp: list[Move] = [("tp", step) for step in route(base.tp, tp)]
-    whole: list[Move] = [("tp", step) for step in route(base.tp, _WHOLE)]
-    again: list[Move] = [("tp", step) for step in route(_WHOLE, tp)]
-    possible: list[list[Move]] = []
-    for path in ([*by_cp, *by_tp], [*by_tp, *by_cp], [*whole, *by_cp, *again]):
-        reached = _reached(base, path, outer)
-        # Without a wish, what cp exchanges ends inside of what tp has cut: that is the cheapest.
-        if reached is not None and (not reached.shared or outer in ("cp", reached.outer)):
-            return path
-        possible += [path] if reached is not None else []
-    if possible:
-        return possible[0]
-    rule = f"cp and tp cannot both cut what is held as {base} and read as {cp}, {tp}"
-    raise InputError("plan.stages.mesh.cp", str(base), rule, 1)
-
-
-def _reached(base: Held, path: Sequence[Move], outer: AxisName) -> Held | None:
-    held: Held | None = base
-    for name, step in path:
-        held = held.moved(name, step, outer == "tp") if held is not None else None
-    return held
+from rlplace.runtime.moves import Held, moves
 
 
 def lower_both(piece: Piece, outer: Assignment, inner: Assignment) -> fx.GraphModule:
@@ -171,7 +82,7 @@ class _Lowering:
         return fx.GraphModule(torch.nn.Module(), self.graph)
 
     def _output(self, outputs: Any) -> None:
-        whole = (_WHOLE,) * len(outputs)
+        whole = (REPLICATE,) * len(outputs)
         wants = zip(outputs, self.outer.writes or whole, self.inner.writes or whole, strict=True)
         found = [self._read(out, cp, tp) for out, cp, tp in wants]
         for _, held in found:
@@ -264,7 +175,7 @@ class _Lowering:
         """A number that a tensor gives: its size in a dim, which a shard knows as well."""
         (source,) = tensor_args(node)
         if op_name(node) != "sym_size":
-            value, _ = self._read(source, _WHOLE, _WHOLE)
+            value, _ = self._read(source, REPLICATE, REPLICATE)
             return self._emit(node.target, value, *node.args[1:], **node.kwargs)
         held, factor = self.held[source], 1
         for placement, degree in ((held.cp, self.outer.degree), (held.tp, self.inner.degree)):

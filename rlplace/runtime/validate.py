@@ -65,11 +65,14 @@ def _check_pieces(plan: Plan, graph: OpGraph, program: Program) -> None:
     """Refuse groups that the plan's ranks cannot cut on two axes, or whose loss not in chunks."""
     grads, found = needs_gradient(program), plan.loss_chunks == 1
     for stage in plan.stages:
+        both = min(stage.mesh.cp, stage.mesh.tp) > 1
+        if not both and plan.loss_chunks == 1:
+            continue
         by_cp, by_tp = (layouts_of(graph, stage, axis) for axis in AXES)
         for group in by_tp:
             piece = extract(program, graph.groups[group].ops)
             chunks = plan.loss_chunks > 1 and bool(losses(piece))
-            if not chunks and min(stage.mesh.cp, stage.mesh.tp) == 1:
+            if not both and not chunks:
                 continue
             local = localized(piece, by_cp[group], by_tp[group], grads, program.prologue)
             if chunks:

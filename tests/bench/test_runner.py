@@ -68,7 +68,7 @@ def test_trials_are_what_planners_find_and_are_not_run_again(tmp_path: Path) -> 
         assert found.estimate is not None
         expected = None if found.plan is None else found.estimate.step_time
         assert trial.step_time == expected
-        assert trial.used == found.evaluations
+        assert trial.evaluations == found.evaluations
         assert [time for _, time in trial.curve] == [time for _, time in found.curve]
         assert trial.bound is not None
         assert expected is None or trial.bound <= expected

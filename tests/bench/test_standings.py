@@ -17,7 +17,7 @@ from rlplace.bench.types import Key, Trial
 def _trial(planner: str, problem: str, step_time: float | None, seconds: float = 1.0) -> Trial:
     key = Key("s", problem, problem, planner, 10.0, 100, 0)
     curve = () if step_time is None else ((0.1, 2 * step_time), (seconds, step_time))
-    return Trial(key, step_time, bound=0.5, seconds=seconds, used=10, curve=curve)
+    return Trial(key, step_time, bound=0.5, seconds=seconds, evaluations=10, curve=curve)
 
 
 _TRIALS = [

@@ -41,7 +41,8 @@ def test_the_recorder_is_silent_until_it_is_switched_on() -> None:
     with recorder.event("B", 1, 2):
         pass
     (event,) = recorder.events
-    assert recorder.doing == ("backward", "backward of micro-batch 2 (stage 1)")
+    assert recorder.kind == "backward"
+    assert recorder.doing == "backward of micro-batch 2 (stage 1)"
     assert (event.device, event.kind, event.stage, event.micro_batch) == (3, "B", 1, 2)
     assert event.start <= event.end
 
@@ -59,7 +60,7 @@ def test_what_goes_on_beside_a_step_is_cut_to_it() -> None:
         pass
     (event,) = recorder.beside
     assert (event.device, event.kind) == (1, "checkpoint")
-    assert recorder.doing == ("start", "start")
+    assert (recorder.kind, recorder.doing) == ("start", "start")
     every = [Event(0, "checkpoint", -1, -1, *span) for span in ((0, 1), (0, 3), (2.5, 9), (4, 5))]
     cut = within(every, 2.0, 4.0)
     assert [(one.start, one.end) for one in cut] == [(2.0, 3.0), (2.5, 4.0)]
@@ -92,7 +93,7 @@ def test_the_live_tracker_sees_what_comes_and_goes() -> None:
 
 def test_the_live_tracker_knows_what_went_on() -> None:
     doing = "forward", "forward of micro-batch 0 (stage 0)"
-    with LiveTracker(lambda: doing) as live:
+    with LiveTracker(lambda: doing[0], lambda: doing[1]) as live:
         kept = [torch.ones(8) * 2]
         doing = "backward", "backward of micro-batch 0 (stage 0)"
         kept.append(torch.ones(16) * 2)

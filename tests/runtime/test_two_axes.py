@@ -10,7 +10,8 @@ from rlplace.graph.program import Piece, export_program, extract
 from rlplace.graph.sharding.lower import Assignment
 from rlplace.graph.sharding.strategy import Copied, Strategy
 from rlplace.graph.types import Replicate, Shard
-from rlplace.runtime.two_axes import Held, fewer_heads, heads_left, lower_both, moves
+from rlplace.runtime.moves import Held, moves
+from rlplace.runtime.two_axes import fewer_heads, heads_left, lower_both
 
 WHOLE, SEQUENCE = Replicate(), Shard(1)
 HEADS, ROWS = Shard(1), Shard(2)

@@ -24,18 +24,20 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import numpy as np
 
-from rlplace.cost.given.sailor import sailor_step
+from rlplace.cost.given.sailor import sailor_seconds, sailor_step
 from rlplace.cost.given.sailor_form import SailorInstance, SailorPlan
 from rlplace.planners.given.sailor_limits import Limits, limits
 from rlplace.planners.given.sailor_sweep import Sweep, SweepTables, sweep
 from rlplace.planners.given.sailor_tables import SailorTables, Type
+from rlplace.planners.given.search import PlacementSearch
+from rlplace.planners.given.types import Placed
 from rlplace.planners.types import Budget
 
 #: How much better than the answer a plan of the decision space may be, as a share.
@@ -47,26 +49,14 @@ STATES = 8_000_000
 
 
 @dataclass(frozen=True)
-class SailorResult:
-    """What was found.
+class SailorPlaced(Placed[SailorPlan]):
+    """What was found; its value is in seconds, and dynamic programs are counted.
 
     Args:
-        plan: The best plan; None if nothing fits.
-        step_time: Its seconds; infinite if nothing fits.
         bound: No plan of the decision space is faster.
-        evaluations: Dynamic programs that were run.
-        seconds: Wall seconds.
-        stopped: Why it stopped: ``done``, ``seconds`` or ``evaluations``.
-        curve: (seconds, step time) at each improvement.
     """
 
-    plan: SailorPlan | None
-    step_time: float
-    bound: float
-    evaluations: int
-    seconds: float
-    stopped: str
-    curve: tuple[tuple[float, float], ...]
+    bound: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,8 +90,8 @@ class _Solved:
 
 
 def place_sailor(
-    instance: SailorInstance, budget: Budget, rng: np.random.Generator | None = None
-) -> SailorResult:
+    instance: SailorInstance, budget: Budget, rng: np.random.Generator
+) -> SailorPlaced:
     """The fastest plan of a problem of Sailor.
 
     Args:
@@ -109,8 +99,7 @@ def place_sailor(
         budget: Seconds, and dynamic programs to run (`evaluations`).
         rng: Not used: nothing is random.
     """
-    del rng
-    search = _Search(instance, budget)
+    search = _Search(instance, PlacementSearch("sailor", partial(sailor_seconds, instance), budget))
     search.run()
     return search.result()
 
@@ -118,33 +107,25 @@ def place_sailor(
 @dataclass
 class _Search:
     instance: SailorInstance
-    budget: Budget
-    best: tuple[float, SailorPlan | None] = (math.inf, None)
+    kept: PlacementSearch[SailorPlan]
     bound: float = 0.0
-    evaluations: int = 0
-    curve: list[tuple[float, float]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
     _heap: list[tuple[float, int, _Box]] = field(default_factory=list)
     _made: dict[_Root, SweepTables] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._started = time.perf_counter()
         self._tables = SailorTables(self.instance)
         self._slots = np.full(STATES, -1, np.int32)
         self._update = min(self.instance.model.updates.values())
 
-    def result(self) -> SailorResult:
+    @property
+    def least(self) -> float:
+        """Seconds of the best plan so far."""
+        return self.kept.best[1] if self.kept.best is not None else math.inf
+
+    def result(self) -> SailorPlaced:
         """What was found so far."""
-        step_time, plan = self.best
-        return SailorResult(
-            plan=plan,
-            step_time=step_time,
-            bound=min(self.bound, step_time),
-            evaluations=self.evaluations,
-            seconds=time.perf_counter() - self._started,
-            stopped=self._spent() or "done",
-            curve=tuple(self.curve),
-        )
+        return SailorPlaced(**vars(self.kept.result()), bound=min(self.bound, self.least))
 
     def run(self) -> None:
         """Plans without a mixture first: they are a tenth, and the best of them rules out most."""
@@ -161,18 +142,13 @@ class _Search:
             self._push(least.step, box)
         while self._heap:
             bound, _, box = heapq.heappop(self._heap)
-            if bound >= self.best[0] * (1.0 - GAP) or self._spent():
+            if bound >= self.least * (1.0 - GAP) or self.kept.stopped:
                 return bound
             self._open(box, bound)
-        return self.best[0] * (1.0 - GAP)
-
-    def _spent(self) -> str | None:
-        if time.perf_counter() - self._started >= self.budget.seconds:
-            return "seconds"
-        return "evaluations" if self.evaluations >= self.budget.evaluations else None
+        return self.least * (1.0 - GAP)
 
     def _push(self, bound: float, box: _Box) -> None:
-        if bound < self.best[0] * (1.0 - GAP):
+        if bound < self.least * (1.0 - GAP):
             heapq.heappush(self._heap, (bound, next(self._order), box))
 
     def _roots(self) -> Iterator[_Root]:
@@ -225,11 +201,11 @@ class _Search:
         if not len(tables.after) or tables.states > STATES:
             return None
         weight = root.micro_batches - 1
-        below = self.best[0] - weight * box.slowest[0] - box.reduction[0] - self._update
+        below = self.least - weight * box.slowest[0] - box.reduction[0] - self._update
         caps = [box.slowest[1], box.reduction[1]]
         if weight and math.isfinite(below):
             caps[0] = min(caps[0], box.slowest[0] + below / weight)
-        self.evaluations += 1
+        self.kept.evaluations += 1
         found = sweep(tables, caps[0], caps[1], below, self._slots)
         return self._offer(root, found) if found else None
 
@@ -241,8 +217,6 @@ class _Search:
     def _offer(self, root: _Root, found: Sweep) -> _Solved:
         plan = self._tables.plan(root.micro_batch, root.replicas, root.mixture, found.stages)
         step = sailor_step(self.instance, plan)
-        if step.seconds < self.best[0]:
-            self.best = (step.seconds, plan)
-            self.curve.append((time.perf_counter() - self._started, step.seconds))
+        self.kept.take(plan, step.seconds, evaluations=0)
         pairs = zip(step.compute, step.transfer, strict=True)
         return _Solved(found.filling, max(a + b for a, b in pairs), step.reduction)

@@ -58,8 +58,11 @@ class PlacementSearch(Generic[Found]):
             placement: Legal or not.
             evaluations: Placements that were looked at to find it, itself included.
         """
+        return self.take(placement, self.objective(placement), evaluations)
+
+    def take(self, placement: Found, value: float, evaluations: int = 1) -> float:
+        """`offer` a placement of which the value is known."""
         self.evaluations += evaluations
-        value = self.objective(placement)
         if value < (float("inf") if self.best is None else self.best[1]):
             self.best = (placement, value)
             self._curve.append((self.seconds, value))

@@ -89,18 +89,18 @@ def test_it_is_the_best_of_all_plans(seed: int) -> None:
     instance = toy(seed)
     found = place_sailor(instance, Budget(), np.random.default_rng(0))
     assert found.stopped == "done"
-    assert found.plan is not None
-    assert fits_memory(instance, found.plan)
-    assert found.step_time == sailor_seconds(instance, found.plan)
+    assert found.placement is not None
+    assert fits_memory(instance, found.placement)
+    assert found.value == sailor_seconds(instance, found.placement)
     best = least(instance)
     assert found.bound <= best
-    assert found.step_time <= best / (1.0 - GAP)
+    assert found.value <= best / (1.0 - GAP)
 
 
 def test_nothing_fits() -> None:
     instance = replace(toy(0), memory={"fast": 2e9, "slow": 2e9})
     found = place_sailor(instance, Budget(), np.random.default_rng(0))
-    assert (found.plan, found.step_time, found.bound) == (None, math.inf, math.inf)
+    assert (found.placement, found.value, found.bound) == (None, math.inf, math.inf)
 
 
 def test_a_budget_of_programs_is_kept_and_repeats() -> None:
@@ -108,7 +108,7 @@ def test_a_budget_of_programs_is_kept_and_repeats() -> None:
     runs = [
         place_sailor(instance, Budget(evaluations=20), np.random.default_rng(s)) for s in (0, 1)
     ]
-    assert runs[0].plan == runs[1].plan
+    assert runs[0].placement == runs[1].placement
     assert (runs[0].evaluations, runs[0].stopped) == (20, "evaluations")
     times = [seconds for _, seconds in runs[0].curve]
     assert times == sorted(times, reverse=True)
@@ -128,4 +128,4 @@ def test_below_what_sailor_finds(model: str, batch: int, devices: int, most: flo
     counts = {"A100-40": devices, "V100-16": devices}
     instance = read_sailor_instance(SHARED, model, counts, batch)
     found = place_sailor(instance, Budget(evaluations=500), np.random.default_rng(0))
-    assert found.step_time <= most
+    assert found.value <= most

@@ -2,10 +2,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlplace import api
 from rlplace.cli import BAD_INPUT, COMMANDS, NOTHING_FITS, OK, main
+from rlplace.plan.types import Instance
 
 OWN_MODEL = """
 import torch
@@ -89,6 +92,25 @@ def test_plan_refuses_what_a_run_does_not_execute(
     assert call(*arguments) == OK
     assert call(*arguments, "--runnable") == code
     assert ("the runtime executes fp32" in capsys.readouterr().err) == (code == BAD_INPUT)
+
+
+def test_plan_offers_slices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def watched(instance: Instance, *arguments: Any) -> api.Placement:
+        asked.append(instance.slices)
+        return place(instance, *arguments)
+
+    place = api.place
+    monkeypatch.setattr(api, "place", watched)
+    arguments = ["plan", "gpt2-tiny", "2xA100-40", "--global-batch", 8, "--time-limit", 0.05]
+    assert call(*arguments) == OK
+    assert call(*arguments, "--slices", 4) == OK
+    assert asked == [(1,), (1, 4)]
+    assert call(*arguments, "--slices", 0) == BAD_INPUT
+    assert "numbers of slices, each at least 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_plan_explains_itself_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,9 @@ The first rollout is greedy. The next ones take the best other first decisions (
 and device order decide most) and go on greedily; the rest are sampled. All rollouts move in step,
 so the candidates of all of them are scored in one forward pass, and rollouts that have made the
 same choices so far share their state.
+
+Decision space: the builder's; of `stagewise` contiguous stages on runs of the order of islands,
+each with its own mesh shape, and the micro-batch count; `StageSolver` makes the choices inside.
 """
 
 from __future__ import annotations

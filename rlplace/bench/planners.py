@@ -12,17 +12,18 @@ from rlplace.policies.planner import policy_planner
 from rlplace.policies.store import load_numpy_policy
 from rlplace.resources import resource
 
-#: Name of the shipped policy among the planners.
-POLICY = "policy"
+#: Name of the shipped policy among the planners, and of all together.
+POLICY, ALL = "policy", "all"
 
 
 def planners(names: Iterable[str]) -> dict[str, Planner]:
-    """Planners by name.
+    """Planners by name; `ALL` stands for every one there is.
 
     Raises:
         InputError: If there is none of a name; with the nearest.
     """
-    return {name: _planner(name) for name in names}
+    every = (*PLANNERS, POLICY)
+    return {one: _planner(one) for name in names for one in (every if name == ALL else (name,))}
 
 
 def _planner(name: str) -> Planner:

@@ -14,6 +14,7 @@ from rich.console import Console, Group
 
 #: What is compared where nobody says: all that answer every instance.
 _PLANNERS = ("data_parallel", "zero3", "grid", "dynamic", "anneal", "portfolio", "policy")
+_MANY = 1_000_000_000
 
 
 def bench(
@@ -22,11 +23,12 @@ def bench(
     planner: list[str] = list(_PLANNERS),  # noqa: B006  # tyro reads it, nobody writes to it
     count: int | None = None,
     seconds: float = 10.0,
-    evaluations: int = 1_000_000_000,
+    evaluations: int = _MANY,
     workers: int | None = None,
     seed: int = 0,
     out: Path = Path("out/bench/results.jsonl"),
     curves: Path | None = None,
+    markdown: Path | None = None,
     track: bool = False,
     json: bool = False,
 ) -> int:
@@ -36,7 +38,7 @@ def bench(
 
     Args:
         suites: tiny, random, real, dag or random-dev.
-        planner: Names of planners; policy is the shipped one.
+        planner: Names of planners; policy is the shipped one, and all means every one there is.
         count: Problems of each suite, spread over it; by default all.
         seconds: Wall seconds of a planner for a problem; one that takes twice as long, and a
             minute, is killed and counts with the best plan that it told of.
@@ -45,10 +47,12 @@ def bench(
         seed: Of all randomness.
         out: Result file, a line of JSON for each trial; trials that it has are not run again.
         curves: Draw the gap over the seconds here (PNG, SVG or PDF).
+        markdown: Write a page here: how planners did on each suite, and what they are.
         track: Log the table to Weights & Biases.
         json: Print one JSON object.
     """
     from rlplace.bench.curves import draw_curves
+    from rlplace.bench.markdown import page
     from rlplace.bench.planners import planners
     from rlplace.bench.runner import Contest, compete
     from rlplace.bench.standings import render_standings, standings, standings_data
@@ -57,11 +61,17 @@ def bench(
 
     problems = [problem for name in suites for problem in suite(name, count)]
     contest = Contest(problems, planners(planner), Budget(seconds, evaluations), seed)
+    most = evaluations if evaluations < _MANY else None
+    options = {"count": count, "seconds": seconds, "evaluations": most, "seed": seed}
     with _progress(quiet=json) as told:
         trials = compete(contest, out, workers or max(1, (os.cpu_count() or 2) - 1), told)
     found = standings(trials)
     if curves is not None:
         draw_curves(trials, curves)
+    if markdown is not None:
+        markdown.parent.mkdir(parents=True, exist_ok=True)
+        again = _command(suites, planner, {**options, "markdown": markdown})
+        markdown.write_text(page(found, contest.planners, again), encoding="utf-8")
     if track:
         _track(standings_data(found), out.parent)
     if json:
@@ -83,6 +93,12 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("")
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _command(suites: list[str], planner: list[str], options: dict[str, object]) -> str:
+    """The line that writes the page again."""
+    given = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join(["rlplace bench", *suites, "--planner", *planner, *given])
 
 
 def _track(rows: list[dict[str, Any]], folder: Path) -> None:

@@ -1,5 +1,8 @@
 """Simulated annealing from any plan (Kirkpatrick et al. 1983), on the event-simulated estimate.
 
+Decision space: stages on any meshes of disjoint devices, the micro-batch count, and the choices of
+every group.
+
 Moves: shift the border of two stages; give a stage another mesh shape; merge two stages or split
 one; exchange the devices of two stages, or move a block of devices between
 neighbours; change the micro-batch count; re-solve the choices of a stage; change one group's

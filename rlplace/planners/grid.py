@@ -1,6 +1,7 @@
-"""Uniform grid: every pp x tp x dp x micro-batches x ZeRO x recompute, the same everywhere.
+"""Uniform grid: what a careful Megatron-LM or DeepSpeed user tries by hand.
 
-What a careful Megatron-LM or DeepSpeed user tries by hand; complexity is the size of the grid.
+Decision space: every pp x tp x dp x micro-batches x ZeRO x recompute, the same everywhere.
+Complexity: the size of the grid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Several planners on one instance, the best answer polished: the bar that a policy must pass."""
+"""Several planners on one instance, the best answer polished: the bar that a policy must pass.
+
+Decision space: what `grid`, `dynamic` and `anneal` decide.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Data parallelism alone: every device has the whole model to run, at one ZeRO level.
 
-- `data_parallel`: every device holds everything (DDP, Li et al., arXiv 2006.15704);
-- `zero1`, `zero2`, `zero3`: optimizer states, gradients too, weights too are sharded over all of
-  them (Rajbhandari et al., arXiv 1910.02054; ZeRO-3 is FSDP, Zhao et al., arXiv 2304.11277).
+- `data_parallel` (DDP, Li et al., arXiv 2006.15704): every device holds everything;
+- `zero1` (Rajbhandari et al., arXiv 1910.02054): optimizer states are sharded over all of them;
+- `zero2` (the same): gradients too;
+- `zero3` (the same; FSDP, Zhao et al., arXiv 2304.11277): weights too.
 
 Decision space: as many devices as divide the global batch, in the order of their ranks; the
 micro-batch count; one recompute mode and offload for all groups. All of it is tried. Left out:

@@ -20,13 +20,16 @@ def _bench(folder: Path, **options: object) -> int:
 
 
 def test_planners_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _bench(tmp_path, json=True, curves=tmp_path / "curves.png") == OK
+    page = tmp_path / "planners.md"
+    assert _bench(tmp_path, json=True, curves=tmp_path / "curves.png", markdown=page) == OK
     found = json.loads(capsys.readouterr().out)
     rows = {row["planner"]: row for row in found["standings"]}
     assert list(rows) == ["exhaustive", "dynamic", "policy"]
     assert rows["exhaustive"]["mean"] == 0.0
     assert all(row["infeasible"] == 0.0 and row["worst"] >= 0.0 for row in rows.values())
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+    asked = "--planner exhaustive dynamic policy --count 2 --seconds 60.0 --evaluations 3000"
+    assert f"    rlplace bench tiny {asked} --seed 0 --markdown {page}\n" in page.read_text()
     results = (tmp_path / "results.jsonl").read_text()
     assert len(results.splitlines()) == 6
     assert _bench(tmp_path) == OK

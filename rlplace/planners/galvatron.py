@@ -246,6 +246,7 @@ def _together(every: Sequence[MeshOptions]) -> MeshOptions:
         forward=forward,
         backward=beside("backward"),
         once=beside("once"),
+        hides=beside("hides"),
         static=beside("static"),
         saved=beside("saved"),
         transient=beside("transient"),

@@ -37,6 +37,7 @@ class MeshOptions:
             as in all that follows.
         once: Seconds once a step: optimizer, and the gradient reduction that the group's own
             backward does not hide.
+        hides: Seconds of gradient reduction that may run beside backward.
         static: Bytes of states.
         saved: Bytes kept of a micro-batch in flight.
         transient: Bytes that come and go.
@@ -47,6 +48,7 @@ class MeshOptions:
     forward: Floats
     backward: Floats
     once: Floats
+    hides: Floats
     static: Floats
     saved: Floats
     transient: Floats
@@ -188,6 +190,7 @@ class MeshTables:
             _table(rows, lambda cost: cost.forward),
             _table(rows, lambda cost: cost.backward),
             _table(rows, _once),
+            _table(rows, lambda cost: cost.hidden * cost.reduce),
             _table(rows, lambda cost: cost.static),
             _table(rows, lambda cost: cost.saved),
             _table(rows, lambda cost: cost.transient),

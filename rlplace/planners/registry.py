@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlplace.planners.aceso import aceso
+from rlplace.planners.alpa import alpa
 from rlplace.planners.anneal import annealing
 from rlplace.planners.autoddl import autoddl
 from rlplace.planners.dapple import dapple
@@ -27,6 +28,7 @@ PLANNERS: dict[str, Planner] = {
     "grid": grid,
     # Searches
     "dynamic": dynamic,
+    "alpa": alpa,
     "dapple": dapple,
     "galvatron": galvatron,
     "aceso": aceso,

@@ -15,6 +15,7 @@ from rlplace.planners.osdp import osdp
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
 from rlplace.planners.rules import layouts_advice, megatron
+from rlplace.planners.tangram import tangram
 from rlplace.planners.types import Planner
 
 PLANNERS: dict[str, Planner] = {
@@ -34,6 +35,7 @@ PLANNERS: dict[str, Planner] = {
     "aceso": aceso,
     "osdp": osdp,
     "autoddl": autoddl,
+    "tangram": tangram,
     "anneal": annealing,
     "portfolio": portfolio,
     "exhaustive": exhaustive,

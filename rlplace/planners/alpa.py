@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import gcd
 
 import numba
 import numpy as np
@@ -38,12 +37,12 @@ from rlplace.plan.uniform import even_cuts, make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.layout_tables import LayoutTables
 from rlplace.planners.mesh_options import MeshTables, stage_meshes
+from rlplace.planners.meshes import Nodes, equal_nodes
 from rlplace.planners.search import Search
 from rlplace.planners.types import Budget, PlannerResult
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Nodes = Sequence[tuple[int, ...]]
 
 _CUTS, _DEPTH, _COUNTS = 16, 24, 7
 #: Up to so many nodes every number of them is a submesh; then powers of two and all of them.
@@ -97,21 +96,6 @@ def submeshes(nodes: int, devices: int) -> tuple[Submesh, ...]:
         *(Submesh(n, devices) for n in dict.fromkeys((*several, nodes))),
     )
     return tuple(sorted(found, key=lambda one: one.size))
-
-
-def equal_nodes(instance: Instance) -> Nodes:
-    """Devices of each node, the slowest first; of parts of nodes, where nodes differ in size."""
-    devices, dtype = instance.cluster.devices, instance.bytes.compute
-    peak = {kind.name: kind.peak_flops[dtype] for kind in instance.cluster.kinds}
-    nodes = [
-        sorted((d.index for d in devices if d.node == node.index), key=lambda d: devices[d].kind)
-        for node in instance.cluster.nodes
-    ]
-    size = gcd(*(len(own) for own in nodes))
-    parts = [
-        tuple(own[start : start + size]) for own in nodes for start in range(0, len(own), size)
-    ]
-    return sorted(parts, key=lambda own: sum(peak[devices[d].kind] for d in own))
 
 
 def place(shapes: Sequence[Submesh], nodes: Nodes) -> list[tuple[int, ...]] | None:

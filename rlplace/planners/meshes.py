@@ -8,10 +8,15 @@ offered once and a thousand devices have few runs.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice, permutations
+from math import gcd
 
 from rlplace.errors import InputError
 from rlplace.plan.types import Instance, Mesh
+
+#: Devices of each node.
+Nodes = Sequence[tuple[int, ...]]
 
 #: With at most so many devices every run is allowed.
 _SMALL = 12
@@ -76,6 +81,21 @@ def whole(instance: Instance, devices: tuple[int, ...], tp: int) -> bool:
     groups = (devices[start : start + tp] for start in range(0, len(devices), tp))
     described = instance.cluster.devices
     return all(len({(described[d].kind, described[d].node) for d in g}) == 1 for g in groups)
+
+
+def equal_nodes(instance: Instance) -> Nodes:
+    """Devices of each node, the slowest first; of parts of nodes, where nodes differ in size."""
+    devices, dtype = instance.cluster.devices, instance.bytes.compute
+    peak = {kind.name: kind.peak_flops[dtype] for kind in instance.cluster.kinds}
+    nodes = [
+        sorted((d.index for d in devices if d.node == node.index), key=lambda d: devices[d].kind)
+        for node in instance.cluster.nodes
+    ]
+    size = gcd(*(len(own) for own in nodes))
+    parts = [
+        tuple(own[start : start + size]) for own in nodes for start in range(0, len(own), size)
+    ]
+    return sorted(parts, key=lambda own: sum(peak[devices[d].kind] for d in own))
 
 
 def refuse_shapeless(instance: Instance) -> None:

@@ -12,6 +12,7 @@ from rlplace.planners.exhaustive import exhaustive
 from rlplace.planners.galvatron import galvatron
 from rlplace.planners.grid import grid
 from rlplace.planners.osdp import osdp
+from rlplace.planners.pipedream import pipedream
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
 from rlplace.planners.rules import layouts_advice, megatron
@@ -30,6 +31,7 @@ PLANNERS: dict[str, Planner] = {
     # Searches
     "dynamic": dynamic,
     "alpa": alpa,
+    "pipedream": pipedream,
     "dapple": dapple,
     "galvatron": galvatron,
     "aceso": aceso,

@@ -12,7 +12,7 @@ from rlplace.bench.types import Problem
 from rlplace.cluster.types import Link
 from rlplace.plan import testing
 from rlplace.plan.types import Instance
-from rlplace.planners.alpa import Submesh, alpa, equal_nodes, pipelines, place, submeshes
+from rlplace.planners.alpa import Submesh, alpa, pipelines, place, submeshes
 from rlplace.planners.costing import Costing
 from rlplace.planners.exhaustive import all_plans
 from rlplace.planners.search import Search
@@ -49,16 +49,6 @@ def test_the_largest_submeshes_are_placed_first() -> None:
     assert place([half, whole, half], nodes) == [(4, 5), (0, 1, 2, 3), (6, 7)]
     assert place([whole, whole, half], nodes) is None
     assert place([Submesh(2, 4)], nodes) == [(0, 1, 2, 3, 4, 5, 6, 7)]
-
-
-def test_nodes_of_different_sizes_are_cut_and_the_slowest_go_first() -> None:
-    slow = testing.round_kind("slow", 0.5)
-    cluster = testing.cluster([[_KIND] * 4, [slow] * 2])
-    assert list(equal_nodes(Instance(testing.transformer(1), cluster, 4))) == [
-        (4, 5),
-        (0, 1),
-        (2, 3),
-    ]
 
 
 def test_pipelines_are_the_best_of_all() -> None:

@@ -11,7 +11,7 @@ from rlplace.errors import InputError
 from rlplace.plan.testing import chain, cluster, round_kind, transformer
 from rlplace.plan.types import Instance, Mesh
 from rlplace.planners.grid import micro_batch_counts, shapes
-from rlplace.planners.meshes import device_orders, mesh_shapes, refuse_shapeless, runs
+from rlplace.planners.meshes import device_orders, equal_nodes, mesh_shapes, refuse_shapeless, runs
 
 _FAST, _SLOW = round_kind("fast"), round_kind("slow", 0.5)
 
@@ -23,6 +23,11 @@ def _instance(devices: Cluster, batch: int = 16) -> Instance:
 def test_small_clusters_have_every_run() -> None:
     instance = _instance(cluster([[_FAST] * 5]))
     assert len(runs(instance, tuple(range(5)))) == 5 * 6 / 2
+
+
+def test_nodes_of_different_sizes_are_cut_and_the_slowest_go_first() -> None:
+    instance = _instance(cluster([[_FAST] * 4, [_SLOW] * 2]))
+    assert list(equal_nodes(instance)) == [(4, 5), (0, 1), (2, 3)]
 
 
 def test_large_clusters_have_aligned_runs() -> None:

@@ -16,6 +16,7 @@ from rlplace.planners.pipedream import pipedream
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
 from rlplace.planners.rules import layouts_advice, megatron
+from rlplace.planners.sailor import sailor
 from rlplace.planners.tangram import tangram
 from rlplace.planners.types import Planner
 
@@ -37,7 +38,10 @@ PLANNERS: dict[str, Planner] = {
     "aceso": aceso,
     "osdp": osdp,
     "autoddl": autoddl,
+    # Searches for clusters of several kinds
     "tangram": tangram,
+    "sailor": sailor,
+    # Searches that start from others, and all there is
     "anneal": annealing,
     "portfolio": portfolio,
     "exhaustive": exhaustive,

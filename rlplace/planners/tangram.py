@@ -64,7 +64,7 @@ def tangram(
             slices = _Slices(search, count, lean)
             for order in orders:
                 for plan in _plans(slices, order):
-                    if slices.over:
+                    if search.stopped and search.evaluations:
                         return search.result()
                     search.offer(plan)
         if search.best is not None:
@@ -95,8 +95,9 @@ class _Slices:
 
     @property
     def over(self) -> bool:
-        """Whether the budget has run out, and there is an answer."""
-        return self.search.stopped is not None and self.search.evaluations > 0
+        """Whether the budget has run out; the leanest plans give an answer if nothing else did."""
+        answered = not self.lean or self.search.evaluations > 0
+        return self.search.stopped is not None and answered
 
     @cached_property
     def cuts(self) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script
@@ -21,15 +21,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.profiles import DATA, MEGATRON, llama, llama_plan, v100s
-from rlplace.cost.profiled import ProfiledCost, profile_graph, read_aceso
+from benchmarks.profiles import DATA, llama_plan
+from rlplace.bench.profiles import aceso_gpt, galvatron_llama
+from rlplace.cost.profiled import ProfiledCost
 from rlplace.plan.types import Instance
 from rlplace.planners.costing import Costing
 from rlplace.planners.galvatron import galvatron, unrestricted
 from rlplace.planners.mesh_options import MeshTables, stage_meshes
 from rlplace.planners.registry import PLANNERS
 from rlplace.planners.types import Budget
-from rlplace.units import MIB
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Case:
 def galvatron_cases(folder: Path) -> Iterator[Case]:
     """llama2-7b, 8 GPUs, 2048 tokens, global batch 16; two of its figures."""
     for memory, theirs, cpu, batches in ((36, 1.086, 77, 1), (24, 1.541, 14, 4)):
-        instance, cost = llama(folder, memory)
+        instance, cost = galvatron_llama(folder, memory)
         costing = Costing(instance, cost)
         published = costing.estimator.estimate(llama_plan(instance))
         counts = (1, 2, 4, 8, 16)
@@ -101,21 +101,9 @@ def one_mesh(costing: Costing, count: int) -> float:
 def aceso_cases(folder: Path) -> Iterator[Case]:
     """GPT-1.3B on 4 V100-32 with 28,000 MiB, global batch 1024, without ZeRO as Aceso has it."""
     for fine in (True, False):
-        profile = read_aceso(folder, "1_3B", 24, fine=fine)
-        cluster = v100s(4)
-        kinds = (replace(cluster.kinds[0], memory=int(28000 * MIB)),)
-        instance = Instance(
-            profile_graph(profile),
-            replace(cluster, kinds=kinds),
-            1024,
-            "fp16-mixed",
-            framework=MEGATRON,
-            memory_margin=0.0,
-            zero_levels=(0,),
-        )
+        instance, cost = aceso_gpt(folder, "1_3B", fine)
         groups = "five groups a layer" if fine else "two groups a layer"
         name = f"Aceso, GPT-1.3B, {groups}"
-        cost = ProfiledCost(profile)
         yield Case(name, instance, cost, 101.18, None, 51, ("aceso", "galvatron", "portfolio"))
 
 

@@ -28,14 +28,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlplace.cluster.types import Cluster, Device, DeviceKind, Link, Node
+from rlplace.bench.profiles import ACESO, MEGATRON, galvatron_llama, v100s
 from rlplace.cost.profiled import (
     Profile,
     ProfiledCost,
     profile_graph,
     read_aceso,
-    read_galvatron,
-    read_galvatron_curves,
     read_sailor,
     read_sailor_network,
     sailor_cluster,
@@ -48,9 +46,6 @@ from rlplace.simulate.types import Estimate
 from rlplace.units import GIB, MIB
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "profiles"
-
-#: Megatron reduces gradients after the last backward pass.
-MEGATRON = Framework("megatron", overlap_reduce=0.0)
 
 #: Sailor trains with DeepSpeed's pipeline engine: each tp rank sends its part of an activation, and
 #: the compute stream waits for every send and receive, one at a time, as far as NCCL's buffer does
@@ -70,15 +65,6 @@ DEEPSPEED = Framework(
 #: reduction, time and memory of N6 D2 to the last digit. In OPT N4 D4 only the time of the
 #: reduction is suspect, which is not compared.
 LEFT_OUT = frozenset({("GPT-NEO", "N2_D1"), ("GPT-NEO", "N4_D4"), ("mit", "N3_D1")})
-
-#: Size -> (layers, V100-32).
-ACESO = {
-    "350M": (24, 1),
-    "1_3B": (24, 4),
-    "2_6B": (32, 8),
-    "6_7B": (32, 16),
-    "13B": (40, 32),
-}
 
 
 @dataclass(frozen=True)
@@ -213,48 +199,14 @@ def aceso_rows(folder: Path) -> Iterator[Row]:
         yield Row(group, f"GPT {size} on {devices}", float(actual), best, float(peer))
 
 
-def v100s(count: int) -> Cluster:
-    """Nodes of 8 V100-32, with the plateaus of Aceso's point-to-point tables as links."""
-    kind = DeviceKind("V100-32", int(32 * GIB), {"fp16": 125e12}, 900e9, overlap=0.0)
-    intra, nic = Link(42.4e9, 1e-5, "nvlink"), Link(5.44e9, 2e-5, "ib")
-    nodes = tuple(Node(i, intra, nic if count > 8 else None) for i in range(-(-count // 8)))
-    devices = tuple(Device(rank, kind.name, rank // 8) for rank in range(count))
-    return Cluster(devices, nodes, (kind,), name=f"{count} x V100-32")
-
-
 # --- Galvatron
 
 
 def galvatron_rows(folder: Path) -> Iterator[Row]:
     """Step times of llama2-7b on 8 GPUs, 2048 tokens, global batch 16."""
-    instance, cost = llama(folder, 40)
+    instance, cost = galvatron_llama(folder, 40)
     found = Estimator(instance, cost).estimate(llama_plan(instance))
     yield Row("Galvatron cost, published plan", "36 GB", 1.086, found.step_time)
-
-
-def llama(folder: Path, memory: float) -> tuple[Instance, ProfiledCost]:
-    """llama2-7b on 8 GPUs of `memory` GB, 2048 tokens, global batch 16, and its profile's cost."""
-    hardware = folder / "hardware__sp_time_1nodes_8gpus_per_node__e8efe41.json"
-    profile = read_galvatron(
-        folder / "gpt__computation_profiling_bf16_llama2-7b_all__5c104c6.json",
-        folder / "gpt__memory_profiling_bf16_llama2-7b_all__5c104c6.json",
-        hardware,
-        layers=32,
-        hidden=4096,
-        kind="gpu",
-    )
-    kind = DeviceKind("gpu", int(memory * GIB), {"bf16": 312e12}, 1.5e12)
-    node = Node(0, Link(150e9, 1e-5, "nvlink"))
-    devices = tuple(Device(rank, "gpu", 0) for rank in range(8))
-    instance = Instance(
-        profile_graph(profile),
-        Cluster(devices, (node,), (kind,), curves=read_galvatron_curves(hardware)),
-        16,
-        "bf16-mixed",
-        framework=Framework("galvatron"),
-        memory_margin=0.0,
-    )
-    return instance, ProfiledCost(profile)
 
 
 def llama_plan(instance: Instance) -> Plan:

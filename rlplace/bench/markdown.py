@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rlplace.bench.standings import Standing
 from rlplace.bench.words import words
-from rlplace.planners.types import Planner
 
 _NOTES = """\
 Gap: step time / best known - 1 in %, median / mean / worst over the problems on which a planner
@@ -18,7 +18,9 @@ problems that have such a plan on which it found none. Seconds are CPU seconds a
 of the suites."""
 
 
-def page(found: Sequence[Standing], planners: Mapping[str, Planner], command: str) -> str:
+def page(
+    found: Sequence[Standing], planners: Mapping[str, Callable[..., Any]], command: str
+) -> str:
     """The page.
 
     Args:
@@ -82,6 +84,6 @@ def _gaps(one: Standing) -> str:
     return " / ".join(f"{100 * gap:.1f}" for gap in (one.median, one.mean, one.worst))
 
 
-def _told(name: str, planner: Planner) -> tuple[str, str]:
+def _told(name: str, planner: Callable[..., Any]) -> tuple[str, str]:
     own = words(name, planner)
     return own.title, own.space

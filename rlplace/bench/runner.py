@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
-from rlplace.bench.types import Key, Problem, Trial
+from rlplace.bench.types import Key, Question, Trial
 from rlplace.errors import RlplaceError
 from rlplace.planners.types import Budget, Planner
-from rlplace.simulate.bound import bound
 
 #: Seconds beyond a planner's budget, and times the budget, after which it is killed.
 _GRACE, _TIMES = 60.0, 2.0
@@ -30,23 +30,25 @@ class Contest:
 
     Args:
         problems: The problems.
-        planners: By name.
+        planners: By name, for those problems that ask for a plan.
         budget: Of each planner on each problem.
         seed: Of all randomness.
+        placers: Names, for those problems that ask for a placement.
     """
 
-    problems: Sequence[Problem]
+    problems: Sequence[Question]
     planners: dict[str, Planner]
     budget: Budget
     seed: int = 0
+    placers: Sequence[str] = ()
 
-    def trials(self) -> Iterator[tuple[Key, Problem, Planner]]:
-        """All of them, problem by problem."""
+    def trials(self) -> Iterator[tuple[Key, Question, Any]]:
+        """All of them, problem by problem, each with the planner or placer."""
         for problem in self.problems:
-            for name, planner in self.planners.items():
-                yield self._key(problem, name), problem, planner
+            for name, solver in problem.solvers(self.planners, self.placers).items():
+                yield self._key(problem, name), problem, solver
 
-    def _key(self, problem: Problem, planner: str) -> Key:
+    def _key(self, problem: Question, planner: str) -> Key:
         return Key(
             problem.suite,
             problem.name,
@@ -149,7 +151,7 @@ class _Running:
 
 
 def _run(
-    missing: list[tuple[Key, Problem, Planner]], contest: Contest, workers: int
+    missing: list[tuple[Key, Question, Any]], contest: Contest, workers: int
 ) -> Iterator[Trial]:
     limit = _TIMES * contest.budget.seconds + _GRACE
     waiting = list(reversed(missing))
@@ -157,7 +159,8 @@ def _run(
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                running.append(_start(*waiting.pop(), contest, limit))
+                key, problem, solver = waiting.pop()
+                running.append(_start(key, problem, solver, contest, limit))
             first = min(one.deadline for one in running)
             left = None if first == float("inf") else max(0.0, first - time.perf_counter())
             ready = wait([one.pipe for one in running], timeout=left)
@@ -174,39 +177,22 @@ def _run(
             one.end()
 
 
-def _start(
-    key: Key, problem: Problem, planner: Planner, contest: Contest, limit: float
-) -> _Running:
+def _start(key: Key, problem: Question, solver: Any, contest: Contest, limit: float) -> _Running:
     mine, other = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(
-        target=_solve, args=(other, key, problem, planner, contest), daemon=True
+        target=_solve, args=(other, key, problem, solver, contest), daemon=True
     )
     process.start()
     other.close()
     return _Running(key, process, mine, time.perf_counter() + limit)
 
 
-def _solve(
-    pipe: Connection, key: Key, problem: Problem, planner: Planner, contest: Contest
-) -> None:
+def _solve(pipe: Connection, key: Key, problem: Question, solver: Any, contest: Contest) -> None:
     """The body of a trial's process."""
     budget = replace(contest.budget, told=lambda _, found, at: pipe.send((at, found.step_time)))
     cpu = time.process_time()
     try:
-        result = problem.solve(planner, budget, contest.seed)
-        fits = result.plan is not None and result.estimate is not None
-        trial = Trial(
-            key,
-            step_time=result.estimate.step_time if fits and result.estimate else None,
-            overflow=result.overflow,
-            seconds=result.seconds,
-            cpu_seconds=time.process_time() - cpu,
-            evaluations=result.evaluations,
-            stopped=result.stopped,
-            idle=result.idle,
-            curve=result.curve,
-            bound=bound(problem.instance) if problem.formula else None,
-        )
+        trial = problem.trial(key, solver, budget)
     except (RlplaceError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         text = f"{type(error).__name__}: {error}"
         trial = Trial(key, stopped="failed", cpu_seconds=time.process_time() - cpu, error=text)

@@ -9,6 +9,7 @@ random      200  synthetic graphs of families and on device kinds that no policy
 real        120  the largest library model of each of 12 families that fits on each of 10 clusters
 dag         40   the same for four families of models that branch
 random-dev  200  synthetic graphs of families and on kinds that policies are trained on
+public      61   graphs and profiles of peers under their own costs (`rlplace.bench.public`)
 =========== ==== ================================================================================
 
 Nothing is developed on `random`, `real` and `dag`: for that is `random-dev`.
@@ -19,12 +20,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+from rlplace.bench.public import PUBLIC, public
 from rlplace.bench.real import BRANCHING, FAMILIES, Family, on_cluster, pairs
 from rlplace.bench.tiny import tiny
-from rlplace.bench.types import Problem
+from rlplace.bench.types import Problem, Question
 from rlplace.envs.clusters import HELD_OUT_KINDS
 from rlplace.envs.families import HELD_OUT_FAMILIES
 from rlplace.envs.instances import InstanceGenerator, random_instance
@@ -32,13 +36,14 @@ from rlplace.errors import InputError, nearest_names
 from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance
 
+_Asked = TypeVar("_Asked", bound=Question)
 _SIZE = 200
 _EVALUATION, _DEVELOPMENT = 0xE7A1, 0xDE7
 _HELD_OUT = InstanceGenerator(families=tuple(HELD_OUT_FAMILIES), kinds=HELD_OUT_KINDS)
 
 
 def suite(name: str, count: int | None = None) -> tuple[Problem, ...]:
-    """The problems of a suite.
+    """The problems of a suite that is made here: any but `public`.
 
     Args:
         name: As above.
@@ -48,9 +53,29 @@ def suite(name: str, count: int | None = None) -> tuple[Problem, ...]:
         InputError: If there is no such suite, or the count is below 1.
     """
     if name not in SUITES:
-        rule = f"must be one of {', '.join(SUITES)}"
-        raise InputError("suite", name, rule, nearest_names(name, SUITES))
-    problems = tuple(SUITES[name]())
+        known = (*SUITES, PUBLIC)
+        rule = f"must be one of {', '.join(known)}"
+        raise InputError("suite", name, rule, nearest_names(name, known))
+    return _part(tuple(SUITES[name]()), count)
+
+
+def questions(name: str, count: int | None, public_data: Path | None) -> tuple[Question, ...]:
+    """The problems of any suite; see `suite`.
+
+    Args:
+        name: As above.
+        count: Only so many, spread over the suite.
+        public_data: Folder of the public data, for `public`.
+
+    Raises:
+        InputError: As `suite` and `public`.
+    """
+    if name == PUBLIC:
+        return _part(tuple(public(public_data)), count)
+    return suite(name, count)
+
+
+def _part(problems: tuple[_Asked, ...], count: int | None) -> tuple[_Asked, ...]:
     if count is None:
         return problems
     if count < 1:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +17,41 @@ from rlplace.cost.types import CostModel
 from rlplace.plan.types import Instance
 from rlplace.planners.costing import Costing
 from rlplace.planners.types import Budget, Planner, PlannerResult
+from rlplace.simulate.bound import bound
+
+
+class Question(Protocol):
+    """A problem of a suite, whatever form it has."""
+
+    @property
+    def suite(self) -> str:
+        """Name of the suite."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Unique in the suite."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all that the question consists of."""
+        ...
+
+    def solvers(
+        self, planners: Mapping[str, Planner], placers: Collection[str]
+    ) -> Mapping[str, Any]:
+        """Those that can answer it, by name.
+
+        Args:
+            planners: Planners of instances, by name.
+            placers: Names of placers of public forms.
+        """
+        ...
+
+    def trial(self, key: Key, solver: Any, budget: Budget) -> Trial:
+        """What one of its solvers makes of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -63,9 +99,38 @@ class Problem:
 
     def solve(self, planner: Planner, budget: Budget, seed: int) -> PlannerResult:
         """What a planner finds; the seed and the name of the problem give the random numbers."""
-        salt = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4])
-        costing = Costing(self.instance, self.cost())
-        return planner(self.instance, budget, np.random.default_rng((seed, salt)), costing)
+        rng = np.random.default_rng((seed, salt_of(self.name)))
+        return planner(self.instance, budget, rng, Costing(self.instance, self.cost()))
+
+    def solvers(
+        self, planners: Mapping[str, Planner], placers: Collection[str]
+    ) -> Mapping[str, Planner]:
+        """All planners."""
+        return planners
+
+    def trial(self, key: Key, solver: Planner, budget: Budget) -> Trial:
+        """What a planner makes of it."""
+        cpu = time.process_time()
+        result = self.solve(solver, budget, key.seed)
+        spent = time.process_time() - cpu
+        fits = result.plan is not None and result.estimate is not None
+        return Trial(
+            key,
+            step_time=result.estimate.step_time if fits and result.estimate else None,
+            overflow=result.overflow,
+            seconds=result.seconds,
+            cpu_seconds=spent,
+            evaluations=result.evaluations,
+            stopped=result.stopped,
+            idle=result.idle,
+            curve=result.curve,
+            bound=bound(self.instance) if self.formula else None,
+        )
+
+
+def salt_of(name: str) -> int:
+    """What tells the random numbers of a problem apart from those of others."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
 
 class Key(NamedTuple):
@@ -86,7 +151,8 @@ class Trial:
 
     Args:
         key: Which trial.
-        step_time: Seconds a step of the best plan; None if none was found that fits.
+        step_time: Seconds a step of the best plan, or the value of the best placement by the rule
+            of its form; None if none was found that fits.
         overflow: Of the least overfull plan, where none fits (share of the limit).
         bound: Proved lower limit of the step time; None where there is none.
         seconds: Wall seconds.

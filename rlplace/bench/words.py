@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from rlplace.planners.types import Planner
+from typing import Any
 
 _SPACE = "Decision space:"
 #: The end of a sentence; "et al., 2020" is none.
@@ -27,8 +27,8 @@ class Words:
     space: str = ""
 
 
-def words(name: str, planner: Planner) -> Words:
-    """What a planner is.
+def words(name: str, planner: Callable[..., Any]) -> Words:
+    """What a planner or placer is.
 
     The title is the entry of its name in a list (``- `name` (paper): ...``) where the file holds
     several planners, else the first line.

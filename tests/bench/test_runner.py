@@ -13,7 +13,7 @@ import pytest
 from rlplace.bench import runner
 from rlplace.bench.runner import Contest, compete, read_results
 from rlplace.bench.suites import suite
-from rlplace.bench.types import Trial
+from rlplace.bench.types import Problem, Trial
 from rlplace.errors import InputError
 from rlplace.plan.types import Instance
 from rlplace.plan.uniform import uniform_plan
@@ -64,6 +64,7 @@ def test_trials_are_what_planners_find_and_are_not_run_again(tmp_path: Path) -> 
     ]
     assert seen == [(done, 6) for done in range(7)]
     for trial, (_, problem, planner) in zip(trials, contest.trials(), strict=True):
+        assert isinstance(problem, Problem)
         found = problem.solve(planner, _BUDGET, 0)
         assert found.estimate is not None
         expected = None if found.plan is None else found.estimate.step_time

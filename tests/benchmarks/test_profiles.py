@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.profiles import (
-    ACESO,
     DATA,
     DEEPSPEED,
     Row,
@@ -18,8 +17,8 @@ from benchmarks.profiles import (
     plan_name,
     sailor_rows,
     summary,
-    v100s,
 )
+from rlplace.bench.profiles import ACESO, v100s
 from rlplace.units import MIB
 
 

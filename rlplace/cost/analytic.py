@@ -251,7 +251,9 @@ class _Share:
 
     @property
     def micro_batches(self) -> float:
-        return self.instance.global_batch / (self.samples * self.mesh.cp * self.mesh.dp)
+        # Of unequal shares the largest may be more than its part of the only micro-batch.
+        all_of_them = self.samples * self.mesh.cp * self.mesh.dp
+        return max(1.0, self.instance.global_batch / all_of_them)
 
 
 def _group(share: _Share, boundary: float) -> GroupCost:

@@ -13,6 +13,7 @@ from rlplace.planners.galvatron import galvatron
 from rlplace.planners.grid import grid
 from rlplace.planners.osdp import osdp
 from rlplace.planners.pipedream import pipedream
+from rlplace.planners.poplar import poplar
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
 from rlplace.planners.rules import layouts_advice, megatron
@@ -41,6 +42,7 @@ PLANNERS: dict[str, Planner] = {
     # Searches for clusters of several kinds
     "tangram": tangram,
     "sailor": sailor,
+    "poplar": poplar,
     # Searches that start from others, and all there is
     "anneal": annealing,
     "portfolio": portfolio,

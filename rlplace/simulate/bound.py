@@ -1,10 +1,10 @@
 """Provable lower limits of the step time of an instance, under the analytic cost model.
 
 Every plan takes at least `bound` seconds, if it is legal, chooses what the instance offers, gives
-all replicas of a mesh equally many samples, and fits. (Unequal shares, which no planner chooses,
-may beat it on devices of several kinds.) What a group costs at least is
-in `rlplace.simulate.bounds`; here is what a step does at least, whatever its stages are. T is the
-step time, a *lane* is a mesh with all its stages, n its devices.
+all replicas of a mesh equally many samples, and fits. (Unequal shares may beat it on devices of
+several kinds.) What a group costs at least is in `rlplace.simulate.bounds`; here is what a step
+does at least, whatever its stages are. T is the step time, a *lane* is a mesh with all its stages,
+n its devices.
 
 *A lane.* Its devices run all micro-batches of all its groups, then the part of the gradient
 reduction that cannot hide, then the optimizer: T >= sum of `step` over its groups. When the last

@@ -170,7 +170,7 @@ class Estimator:
         per_replica = mesh.cp * mesh.tp
         for place, device in enumerate(mesh.devices):
             costs = [
-                self._replica(stage, plan.micro_batches, place // per_replica, device)
+                self.replica(stage, plan.micro_batches, place // per_replica, device)
                 if stage.mesh == mesh
                 else cost
                 for stage, cost in zip(plan.stages, run.costs, strict=True)
@@ -189,15 +189,21 @@ class Estimator:
         """The cost of the replica that takes longest with its samples on its devices."""
         per_replica = stage.mesh.cp * stage.mesh.tp
         every = [
-            self._replica(stage, micro_batches, place // per_replica, device)
+            self.replica(stage, micro_batches, place // per_replica, device)
             for place, device in enumerate(stage.mesh.devices)
         ]
         return max(every, key=lambda cost: cost.forward + cost.backward)
 
-    def _replica(self, stage: Stage, micro_batches: int, replica: int, device: int) -> StageCost:
+    def replica(self, stage: Stage, micro_batches: int, replica: int, device: int) -> StageCost:
         """The cost of a stage if all its replicas were as one of them, on one of its devices.
 
         So its collectives are those of the whole mesh, and its compute is its own.
+
+        Args:
+            stage: The stage.
+            micro_batches: Of a step.
+            replica: Which of the replicas has the samples.
+            device: Of the mesh; all are of its kind.
         """
         kind = self.instance.cluster.devices[device].kind
         samples = stage.samples(self.instance.global_batch // micro_batches)[replica]

@@ -48,7 +48,7 @@ def poplar(
         for mode in product(*offered):
             replicas = _Replicas(search.costing, mode, roomy)
             for count in legal_micro_batches(instance.global_batch, 1):
-                if search.stopped and (search.evaluations or not roomy):
+                if search.over(roomy):
                     break
                 if (stage := replicas.stage(instance.global_batch // count)) is not None:
                     search.offer(make_plan(instance, (stage,), count))

@@ -11,6 +11,7 @@ from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
 from rlplace.planners.galvatron import galvatron
 from rlplace.planners.grid import grid
+from rlplace.planners.metis import metis
 from rlplace.planners.osdp import osdp
 from rlplace.planners.pipedream import pipedream
 from rlplace.planners.poplar import poplar
@@ -43,6 +44,7 @@ PLANNERS: dict[str, Planner] = {
     "tangram": tangram,
     "sailor": sailor,
     "poplar": poplar,
+    "metis": metis,
     # Searches that start from others, and all there is
     "anneal": annealing,
     "portfolio": portfolio,

@@ -176,9 +176,8 @@ class _Program:
 
     @property
     def over(self) -> bool:
-        """Whether the budget has run out; the leanest plans give an answer if nothing else did."""
-        answered = self.effort != "lean" or self.search.evaluations > 0
-        return self.search.stopped is not None and answered
+        """Whether the search ends here."""
+        return self.search.over(self.effort == _EFFORTS[-1])
 
     def best(self, stage: int, used: Used) -> _Pipeline | None:
         """The quickest pipeline of the stages from `stage` on, when so much is used."""

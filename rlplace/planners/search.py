@@ -48,6 +48,14 @@ class Search:
         """Share of the budget that is spent, 0 to 1, whichever part is nearer to its end."""
         return self.budget.progress(time.perf_counter() - self._started, self.evaluations)
 
+    def over(self, last: bool) -> bool:
+        """Whether a pass over the plans ends here: the budget has run out, and there is an answer.
+
+        Args:
+            last: Whether no pass follows, so that one plan is estimated in any case.
+        """
+        return self.stopped is not None and (not last or self.evaluations > 0)
+
     def offer(self, plan: Plan) -> Estimate:
         """Estimate a legal plan and remember it if it is the best so far."""
         estimate = self.costing.estimator.estimate(plan)

@@ -37,7 +37,9 @@ class Curve:
         return min(self.room, int(np.searchsorted(self.seconds, seconds, side="right")) - 1)
 
 
-def curve(costing: Costing, stage: Stage, device: int, most: int, roomy: bool = False) -> Curve:
+def curve(
+    costing: Costing, stage: Stage, device: int, most: int, roomy: bool = False, held: int = 1
+) -> Curve:
     """The curve of a replica of a stage on devices of one kind, up to `most` samples.
 
     It is measured at powers of two and drawn straight between them; a spline, as in the paper,
@@ -49,9 +51,10 @@ def curve(costing: Costing, stage: Stage, device: int, most: int, roomy: bool = 
         device: The replica's first device.
         most: Samples.
         roomy: Whether memory is no limit.
+        held: Micro-batches in flight.
     """
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
-    seconds, size = np.array([_measure(costing, stage, device, n) for n in sizes]).T
+    seconds, size = np.array([_measure(costing, stage, device, n, held) for n in sizes]).T
     every = np.arange(1, most + 1)
     taken = np.interp(every, sizes, np.maximum.accumulate(seconds))
     limit = costing.solver.limit(Mesh((device,)))
@@ -59,13 +62,15 @@ def curve(costing: Costing, stage: Stage, device: int, most: int, roomy: bool = 
     return Curve(np.concatenate([[0.0], taken]), most if roomy else fits)
 
 
-def _measure(costing: Costing, stage: Stage, device: int, samples: int) -> tuple[float, float]:
-    """Seconds of a micro-batch and bytes, with one of them in flight."""
+def _measure(
+    costing: Costing, stage: Stage, device: int, samples: int, held: int
+) -> tuple[float, float]:
+    """Seconds of a micro-batch and bytes, with so many of them in flight."""
     shares = (samples,) * stage.mesh.dp
     own = Stage(stage.start, stage.stop, stage.mesh, stage.choices, shares)
     found = costing.estimator.replica(own, 1, 0, device)
     static = found.params + found.gradients + found.optimizer_states
-    return found.forward + found.backward, static + found.saved + found.transient
+    return found.forward + found.backward, static + held * found.saved + found.transient
 
 
 def even_time(curves: Sequence[Curve], samples: int) -> tuple[int, ...] | None:
@@ -97,11 +102,16 @@ def even_time(curves: Sequence[Curve], samples: int) -> tuple[int, ...] | None:
 
 
 def curves_of(
-    costing: Costing, stage: Stage, kinds: Sequence[Hashable], most: int, roomy: bool = False
+    costing: Costing,
+    stage: Stage,
+    kinds: Sequence[Hashable],
+    most: int,
+    roomy: bool = False,
+    held: int = 1,
 ) -> list[Curve]:
     """The curve of each replica of a stage; those with equal `kinds` share one."""
     found: dict[Hashable, Curve] = {}
     for kind, device in zip(kinds, stage.mesh.firsts, strict=True):
         if kind not in found:
-            found[kind] = curve(costing, stage, device, most, roomy)
+            found[kind] = curve(costing, stage, device, most, roomy, held)
     return [found[kind] for kind in kinds]

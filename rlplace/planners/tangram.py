@@ -23,19 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice, permutations
 
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.plan.types import Instance, Mesh, Plan, Stage
-from rlplace.plan.uniform import even_cuts, make_plan
+from rlplace.plan.types import Instance, Mesh, Plan
+from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.dynamic import micro_batch_counts
 from rlplace.planners.meshes import mesh_shapes
 from rlplace.planners.search import Search
-from rlplace.planners.stage_solver import StageSolver
+from rlplace.planners.stage_times import StageTimes
 from rlplace.planners.types import Budget, PlannerResult
 
 Floats = npt.NDArray[np.float64]
@@ -43,7 +42,6 @@ Island = tuple[int, ...]
 #: A stage: its mesh, and the indices of the cuts between which it runs.
 Piece = tuple[Mesh, int, int]
 
-_CUTS = 32
 _DEPTH = 24
 _ORDERS = 6
 #: Up to so many devices every width of a block is tried, beyond it the divisors.
@@ -61,7 +59,7 @@ def tangram(
     orders = tuple(islice(permutations(instance.cluster.islands), _ORDERS))
     for lean in (False, True):
         for count in micro_batch_counts(instance):
-            slices = _Slices(search, count, lean)
+            slices = _Slices(search, StageTimes(search.costing.solver, count, lean))
             for order in orders:
                 for plan in _plans(slices, order):
                     if search.stopped and search.evaluations:
@@ -78,44 +76,12 @@ class _Slices:
 
     Args:
         search: For which it is asked.
-        count: Micro-batches of a step.
-        lean: Whether stages are taken at their leanest, also where they do not fit.
+        times: Of stages; at their leanest, also where they do not fit, if nothing fits.
     """
 
     search: Search
-    count: int
-    lean: bool
-    _seconds: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    times: StageTimes
     _blocks: dict[Island, tuple[tuple[Mesh, ...], ...]] = field(default_factory=dict)
-
-    @property
-    def solver(self) -> StageSolver:
-        """Solves stages."""
-        return self.search.costing.solver
-
-    @property
-    def over(self) -> bool:
-        """Whether the budget has run out; the leanest plans give an answer if nothing else did."""
-        answered = not self.lean or self.search.evaluations > 0
-        return self.search.stopped is not None and answered
-
-    @cached_property
-    def cuts(self) -> npt.NDArray[np.int64]:
-        """Groups at which stages may begin or end."""
-        return even_cuts(self.solver.instance, _CUTS)
-
-    def seconds(self, mesh: Mesh, behind: int) -> Floats:
-        """(N, N) seconds of a stage by its first and last cut, with so many stages behind it."""
-        held = min(self.count, behind + 1)
-        key = (self.solver.mesh_class(mesh), held)
-        if key not in self._seconds:
-            found = np.full((len(self.cuts), len(self.cuts)), np.inf)
-            for stop in range(1, len(self.cuts)):
-                row = self.solver.row(int(self.cuts[stop]), mesh, self.count, held)
-                column = row.lean_seconds if self.lean else row.seconds
-                found[:stop, stop] = column[self.cuts[:stop]]
-            self._seconds[key] = found
-        return self._seconds[key]
 
     def blocks(self, island: Island) -> tuple[tuple[Mesh, ...], ...]:
         """The ways to cut an island into blocks of one mesh shape, each from first to last."""
@@ -124,8 +90,9 @@ class _Slices:
         return self._blocks[island]
 
     def _cut(self, island: Island) -> Iterator[tuple[Mesh, ...]]:
-        instance = self.solver.instance
-        micro_batch = instance.global_batch // self.count
+        solver = self.times.solver
+        instance = solver.instance
+        micro_batch = instance.global_batch // self.times.count
         for width in range(1, len(island) + 1):
             if len(island) % width and len(island) > _SMALL:
                 continue
@@ -136,21 +103,18 @@ class _Slices:
                 legal = all(
                     mesh in mesh_shapes(instance, mesh.devices, micro_batch) for mesh in found
                 )
-                if legal and self.solver.usable(shape):
+                if legal and solver.usable(shape):
                     yield found
 
 
 def _plans(slices: _Slices, order: tuple[Island, ...]) -> Iterator[Plan]:
     """The most even pipeline of each number of stages."""
-    instance, count = slices.solver.instance, slices.count
+    times = slices.times
     for pieces in _compose(slices, order):
-        stages = []
-        for at, (mesh, first, last) in enumerate(pieces):
-            start, stop = int(slices.cuts[first]), int(slices.cuts[last])
-            held = min(count, len(pieces) - at)
-            choices = slices.solver.choices(start, stop, mesh, count, held)
-            stages.append(Stage(start, stop, mesh, choices))
-        yield make_plan(instance, tuple(stages), count)
+        stages = tuple(
+            times.stage(*piece, behind=len(pieces) - at - 1) for at, piece in enumerate(pieces)
+        )
+        yield make_plan(times.solver.instance, stages, times.count)
 
 
 def _compose(slices: _Slices, order: tuple[Island, ...]) -> Iterator[tuple[Piece, ...]]:
@@ -159,7 +123,7 @@ def _compose(slices: _Slices, order: tuple[Island, ...]) -> Iterator[tuple[Piece
     `best` has, by number of stages and first cut, the slowest stage of the most even pipeline from
     that cut to the end, and `pieces` its stages.
     """
-    cuts = len(slices.cuts)
+    cuts = len(slices.times.cuts)
     depth = min(_DEPTH, cuts - 1)
     best = np.full((depth + 1, cuts), np.inf)
     best[0, cuts - 1] = 0.0
@@ -169,7 +133,7 @@ def _compose(slices: _Slices, order: tuple[Island, ...]) -> Iterator[tuple[Piece
         for behind in range(depth):
             if np.isfinite(before[behind]).any():
                 for blocks in slices.blocks(island):
-                    if slices.over:
+                    if slices.search.over(slices.times.lean):
                         return
                     _grow(slices, blocks, behind, before[behind], known, best, pieces)
     for stages in range(1, depth + 1):
@@ -190,7 +154,7 @@ def _grow(
     nexts: list[npt.NDArray[np.int64]] = []
     for mesh in reversed(blocks[-(len(best) - 1 - behind) :]):
         stages = behind + len(nexts) + 1
-        worst = np.maximum(slices.seconds(mesh, stages - 1), slowest[None, :])
+        worst = np.maximum(slices.times.seconds(mesh, stages - 1), slowest[None, :])
         nexts.append(np.argmin(worst, axis=1))
         slowest = worst.min(axis=1)
         for first in np.flatnonzero(slowest < best[stages]).tolist():

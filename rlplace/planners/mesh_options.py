@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from rlplace.cost.types import GroupCost
 from rlplace.plan.degrees import spread
-from rlplace.plan.types import GroupChoice, Instance, Mesh
+from rlplace.plan.types import GroupChoice, Mesh
 from rlplace.planners.costing import Costing
 from rlplace.planners.memory_program import memory_program
+from rlplace.planners.meshes import alike
 from rlplace.planners.strategies import data_meshes
 from rlplace.simulate.stages import boundary_bytes
 
@@ -116,15 +117,9 @@ def stage_meshes(costing: Costing, devices: tuple[int, ...], micro_batches: int)
     found: dict[int, Mesh] = {}
     for mesh in data_meshes(devices, instance.offered_tp):
         whole = instance.global_batch // micro_batches % mesh.dp == 0
-        if whole and _alike(instance, mesh) and solver.usable(mesh):
+        if whole and alike(instance, mesh) and solver.usable(mesh):
             found.setdefault(solver.mesh_class(mesh), mesh)
     return list(found.values())
-
-
-def _alike(instance: Instance, mesh: Mesh) -> bool:
-    """Whether every tp group is of one kind."""
-    described = instance.cluster.devices
-    return all(len({described[device].kind for device in group}) == 1 for group in mesh.tp_groups())
 
 
 @dataclass

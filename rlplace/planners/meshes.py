@@ -98,6 +98,12 @@ def equal_nodes(instance: Instance) -> Nodes:
     return sorted(parts, key=lambda own: sum(peak[devices[d].kind] for d in own))
 
 
+def alike(instance: Instance, mesh: Mesh) -> bool:
+    """Whether every tp group is of one kind."""
+    described = instance.cluster.devices
+    return all(len({described[device].kind for device in group}) == 1 for group in mesh.tp_groups())
+
+
 def refuse_shapeless(instance: Instance) -> None:
     """Refuse tp degrees of which no run of devices is a whole number of groups.
 

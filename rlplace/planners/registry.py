@@ -14,6 +14,7 @@ from rlplace.planners.grid import grid
 from rlplace.planners.metis import metis
 from rlplace.planners.osdp import osdp
 from rlplace.planners.pipedream import pipedream
+from rlplace.planners.piper import piper
 from rlplace.planners.poplar import poplar
 from rlplace.planners.portfolio import portfolio
 from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
@@ -35,6 +36,7 @@ PLANNERS: dict[str, Planner] = {
     "dynamic": dynamic,
     "alpa": alpa,
     "pipedream": pipedream,
+    "piper": piper,
     "dapple": dapple,
     "galvatron": galvatron,
     "aceso": aceso,

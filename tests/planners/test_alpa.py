@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from rlplace.bench.types import Problem
 from rlplace.cluster.types import Link
 from rlplace.plan import testing
 from rlplace.plan.types import Instance
-from rlplace.planners.alpa import Submesh, alpa, pipelines, place, submeshes
+from rlplace.planners.alpa import Submesh, alpa, place, submeshes
 from rlplace.planners.costing import Costing
 from rlplace.planners.exhaustive import all_plans
 from rlplace.planners.search import Search
@@ -49,31 +47,6 @@ def test_the_largest_submeshes_are_placed_first() -> None:
     assert place([half, whole, half], nodes) == [(4, 5), (0, 1, 2, 3), (6, 7)]
     assert place([whole, whole, half], nodes) is None
     assert place([Submesh(2, 4)], nodes) == [(0, 1, 2, 3, 4, 5, 6, 7)]
-
-
-def test_pipelines_are_the_best_of_all() -> None:
-    """Three cuts in a line, two shapes: every pipeline by hand."""
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        table, sizes, count = rng.uniform(1.0, 5.0, (2, 3, 4, 4)), [1, 2], 4
-        least = float("inf")
-        for stages in (1, 2, 3):
-            for cuts in product(range(1, 3), repeat=stages - 1):
-                bounds = (0, *cuts, 3)
-                if any(a >= b for a, b in pairwise(bounds)):
-                    continue
-                for shapes in product(range(2), repeat=stages):
-                    # Two devices in all.
-                    if sum(sizes[shape] for shape in shapes) > 2:
-                        continue
-                    own = [
-                        table[shape, stages - 1 - i, bounds[i], bounds[i + 1]]
-                        for i, shape in enumerate(shapes)
-                    ]
-                    least = min(least, sum(own) + (count - 1) * max(own))
-        best = pipelines(table, sizes, count)[0]
-        own = [table[j, len(best) - 1 - i, a, b] for i, (a, b, j) in enumerate(best)]
-        assert sum(own) + (count - 1) * max(own) <= 1.003 * least
 
 
 @pytest.mark.parametrize("problem", _EQUAL, ids=lambda p: p.name)

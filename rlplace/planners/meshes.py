@@ -34,7 +34,7 @@ def device_orders(instance: Instance) -> tuple[tuple[int, ...], ...]:
 def runs(instance: Instance, order: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Runs [start, stop) of a line of devices that a stage may take."""
     count = len(order)
-    if count <= _SMALL:
+    if small(instance):
         return tuple((a, b) for b in range(1, count + 1) for a in range(b))
     nodes = _node_bounds(instance, order)
     found = {(0, count)}
@@ -49,6 +49,11 @@ def runs(instance: Instance, order: tuple[int, ...]) -> tuple[tuple[int, int], .
                 found.add((nodes[index][0], nodes[more][1]))
         found |= {(nodes[index][0], count), (0, nodes[index][1])}
     return tuple(sorted(found, key=lambda run: (run[1], run[0])))
+
+
+def small(instance: Instance) -> bool:
+    """Whether the devices are so few that every run of them is offered."""
+    return len(instance.cluster.devices) <= _SMALL
 
 
 def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) -> list[Mesh]:

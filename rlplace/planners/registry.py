@@ -13,6 +13,7 @@ from rlplace.planners.galvatron import galvatron
 from rlplace.planners.grid import grid
 from rlplace.planners.metis import metis
 from rlplace.planners.osdp import osdp
+from rlplace.planners.overlap import overlap
 from rlplace.planners.pipedream import pipedream
 from rlplace.planners.piper import piper
 from rlplace.planners.poplar import poplar
@@ -37,6 +38,7 @@ PLANNERS: dict[str, Planner] = {
     "alpa": alpa,
     "pipedream": pipedream,
     "piper": piper,
+    "overlap": overlap,
     "dapple": dapple,
     "galvatron": galvatron,
     "aceso": aceso,

@@ -123,6 +123,34 @@ class StageSolver:
             self._rows[key] = _row(table, stop, micro_batches, limit)
         return self._rows[key]
 
+    def block(self, cuts: Ints, mesh: Mesh, micro_batches: int, in_flight: int) -> Floats:
+        """Seconds, forward and tail (see `StageRow`) of the stages between any two cuts.
+
+        Args:
+            cuts: Ascending groups, the last one past the end (N,).
+            mesh: Where the stages run.
+            micro_batches: Micro-batches of a step.
+            in_flight: Micro-batches held at the peak.
+
+        Returns:
+            (3, N, N) by first and last cut; seconds are infinite where nothing fits.
+        """
+        table = self._table(mesh, micro_batches, in_flight)
+        found = np.full((3, len(cuts), len(cuts)), np.inf)
+        _fill_block(
+            table.sums,
+            table.transient,
+            table.pairs,
+            table.twice,
+            table.hidden,
+            len(_PRICES),
+            cuts,
+            micro_batches,
+            self.limit(mesh),
+            found,
+        )
+        return found
+
     def choices(
         self, start: int, stop: int, mesh: Mesh, micro_batches: int, in_flight: int
     ) -> tuple[GroupChoice, ...]:
@@ -292,17 +320,12 @@ def _table(
 
 
 def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow:
-    # Of each price and start: what tied parameters in [start, stop) are counted too often.
-    twice = np.zeros((len(table.twice), stop))
-    if len(table.pairs):
-        both = (table.pairs[:, 1] < stop)[:, None] & (table.pairs[:, :1] >= np.arange(stop))
-        twice = table.twice @ both
     columns = np.empty((6, stop))
     level, split = np.empty((2, stop), np.int64)
     _fill_row(
         table.sums,
         table.transient,
-        twice,
+        _counted_twice(table.pairs, table.twice, stop),
         table.hidden,
         len(_PRICES),
         stop,
@@ -314,6 +337,54 @@ def _row(table: _Table, stop: int, micro_batches: int, limit: float) -> StageRow
     )
     seconds, forward, tail, memory, overflow, lean = columns
     return StageRow(seconds, forward, tail, memory, overflow, level, split, lean)
+
+
+@numba.njit(cache=True)
+def _fill_block(
+    sums: Floats,
+    transient: Floats,
+    pairs: Ints,
+    twice: Floats,
+    hidden: float,
+    ladder: int,
+    cuts: Ints,
+    micro_batches: int,
+    limit: float,
+    found: Floats,
+) -> None:
+    """Fill seconds, forward and tail of `StageSolver.block`."""
+    columns = np.empty((6, cuts[-1]))
+    level, split = np.empty(cuts[-1], np.int64), np.empty(cuts[-1], np.int64)
+    for last in range(1, len(cuts)):
+        stop = cuts[last]
+        shared = _counted_twice(pairs, twice, stop)
+        _fill_row(
+            sums,
+            transient,
+            shared,
+            hidden,
+            ladder,
+            stop,
+            micro_batches,
+            limit,
+            columns,
+            level,
+            split,
+        )
+        for first in range(last):
+            for field in range(3):
+                found[field, first, last] = columns[field, cuts[first]]
+
+
+@numba.njit(cache=True)
+def _counted_twice(pairs: Ints, twice: Floats, stop: int) -> Floats:
+    """Of each price and start (P, stop): what tied parameters in [start, stop) count too often."""
+    found = np.zeros((len(twice), stop))
+    for pair in range(len(pairs)):
+        if pairs[pair, 1] < stop:
+            for start in range(pairs[pair, 0] + 1):
+                found[:, start] += twice[:, pair]
+    return found
 
 
 @numba.njit(cache=True)
@@ -337,10 +408,17 @@ def _fill_row(
     """
     prices = sums.shape[1]
     peak, lag = np.zeros(prices), np.zeros((prices, stop + 1))
+    # Where the first price of a ladder fits all of it, no other is looked at.
+    roomy = np.zeros(prices // ladder, np.bool_)
+    for number in range(len(roomy)):
+        free = limit - sums[_SIZE, number * ladder, stop]
+        roomy[number] = transient[number * ladder, :stop].max() <= free
     for start in range(stop - 1, -1, -1):
         best, best_cut, best_total = -1, stop, np.inf
         leanest, least, too_much = 0, np.inf, False
         for price in range(prices):
+            if price % ladder and roomy[price // ladder]:
+                continue
             own_backward = sums[_BACKWARD, price, start + 1] - sums[_BACKWARD, price, start]
             own_reduce = sums[_REDUCE, price, start + 1] - sums[_REDUCE, price, start]
             waits = max(lag[price, start + 1] - own_backward, 0.0)

@@ -1,0 +1,93 @@
+"""Descent from a plan: borders, micro-batches and the choices of single stages, while that helps.
+
+What a program over stages leaves out is small and near: stages may begin at any group, not only at
+its cuts; a stage that is not the slowest may work longer to be over sooner, and one whose tail
+hides behind others the other way round; and where memory is short, choices of single groups fill
+what equal layers leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.schedules import in_flight, owners
+from rlplace.plan.types import Mesh, Plan, Stage
+from rlplace.plan.uniform import make_plan
+from rlplace.planners.search import Search, objective
+from rlplace.planners.stage_tables import Stages
+
+#: A stage without its choices.
+Part = tuple[int, int, Mesh]
+
+#: By how many groups a border moves.
+_STEPS = (1, -1, 2, -2)
+#: How much more than its seconds in a step the work of a stage weighs against its tail.
+_WEIGHTS = (1.0, 2.0, 4.0, 16.0, 0.25)
+#: What counts as better, in the logarithm of the step time.
+_GAIN = 1e-6
+#: Cells of the memory axis.
+_CELLS = 64
+
+
+def descend(search: Search, stages: Stages, plan: Plan, evaluations: int) -> Plan:
+    """The plan that no neighbour betters, or that was reached after so many evaluations."""
+    instance = search.costing.instance
+    value, left = objective(instance, search.offer(plan)), evaluations
+    improved = True
+    while improved:
+        improved = False
+        for other in _neighbours(stages, plan):
+            if left <= 0 or search.stopped:
+                return plan
+            if other == plan:
+                continue
+            left -= 1
+            reached = objective(instance, search.offer(other))
+            if reached < value - _GAIN:
+                plan, value, improved = other, reached, True
+                break
+    return plan
+
+
+def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
+    parts: list[Part] = [(stage.start, stage.stop, stage.mesh) for stage in plan.stages]
+    for border, step in product(range(1, len(parts)), _STEPS):
+        (a, b, left), (_, d, right) = parts[border - 1 : border + 1]
+        if a < b + step < d:
+            moved = [(a, b + step, left), (b + step, d, right)]
+            yield built(stages, plan, [*parts[: border - 1], *moved, *parts[border + 1 :]])
+    for index, weight in product(range(len(parts)), _WEIGHTS):
+        other = _rechosen(stages, plan, index, weight)
+        if other is not None:
+            yield other
+    counts = legal_micro_batches(plan.global_batch, 1)
+    at = counts.index(plan.micro_batches)
+    for count in counts[max(0, at - 1) : at + 2]:
+        if all(plan.global_batch // count % mesh.dp == 0 for _, _, mesh in parts):
+            yield built(stages, replace(plan, micro_batches=count), parts)
+
+
+def _rechosen(stages: Stages, plan: Plan, index: int, weight: float) -> Plan | None:
+    """The plan with another balance of work and tail in one stage."""
+    stage = plan.stages[index]
+    held = in_flight(plan.schedule, owners(s.mesh for s in plan.stages), plan.micro_batches)[index]
+    program = stages.program(stage.mesh, plan.micro_batches)
+    found = program.stage(stage.start, stage.stop, held, _CELLS, weight)
+    if found is None:
+        return None
+    own = replace(stage, choices=found[1])
+    made = (*plan.stages[:index], own, *plan.stages[index + 1 :])
+    return make_plan(stages.costing.instance, made, plan.micro_batches, plan.schedule)
+
+
+def built(stages: Stages, plan: Plan, parts: Sequence[Part]) -> Plan:
+    """A plan of these parts, with the micro-batches and the schedule of `plan`."""
+    count = plan.micro_batches
+    held = in_flight(plan.schedule, owners(mesh for _, _, mesh in parts), count)
+    made = tuple(
+        Stage(*part, stages.choices(*part, count, own)) for part, own in zip(parts, held, strict=True)
+    )
+    return make_plan(stages.costing.instance, made, count, plan.schedule)

@@ -1,0 +1,179 @@
+"""Stages and the ways between them as arrays, for a program over takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlplace.plan.types import GroupChoice, Mesh
+from rlplace.planners.costing import Costing
+from rlplace.planners.mesh_options import MeshTables
+from rlplace.planners.overlap_program import OverlapProgram
+from rlplace.planners.stage_solver import StageSolver
+from rlplace.planners.takes import Takes
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class Stages:
+    """Solves stages of one instance, by `OverlapProgram` and by `StageSolver`: the better of both.
+
+    The one knows what hides behind backward, the other mixes choices of equal layers where memory
+    is short.
+
+    Args:
+        costing: Of the instance.
+    """
+
+    costing: Costing
+    _programs: dict[tuple[int, int], OverlapProgram] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tables = MeshTables(self.costing)
+
+    def program(self, mesh: Mesh, count: int) -> OverlapProgram:
+        """The program of a mesh, for steps of `count` micro-batches."""
+        key = (self.costing.solver.mesh_class(mesh), count)
+        if key not in self._programs:
+            self._programs[key] = OverlapProgram(self._tables.options(mesh, count), count)
+        return self._programs[key]
+
+    def block(self, cuts: Ints, mesh: Mesh, count: int, held: int) -> Floats:
+        """Seconds, forward and tail of the stages between any two cuts (see `StageSolver.block`).
+
+        Args:
+            cuts: Ascending groups, the last one past the end (N,).
+            mesh: Where the stages run.
+            count: Micro-batches of a step.
+            held: Of those, in flight at the peak.
+        """
+        swept = self.program(mesh, count).block(cuts, held)
+        priced = self.costing.solver.block(cuts, mesh, count, held)
+        better = count * swept[0] + swept[2] <= count * priced[0] + priced[2]
+        return np.where(better, swept, priced)
+
+
+    def choices(
+        self, start: int, stop: int, mesh: Mesh, count: int, held: int
+    ) -> tuple[GroupChoice, ...]:
+        """The choices behind `block`; the leanest ones where nothing fits."""
+        solver = self.costing.solver
+        swept = self.program(mesh, count).stage(start, stop, held)
+        row = solver.row(stop, mesh, count, held)
+        if swept and swept[0] <= count * row.seconds[start] + row.tail[start]:
+            return swept[1]
+        return solver.choices(start, stop, mesh, count, held)
+
+
+@dataclass(frozen=True)
+class StageTables:
+    """C classes of meshes, K depths, N cuts, E takes, L lines, R ways.
+
+    Args:
+        takes: The takes of which the meshes divide the micro-batch.
+        cuts: First groups of stages, and the end (N,).
+        kind: Class of each take (E,).
+        seconds: Forward and backward of a micro-batch, by class, stages behind, first and last cut
+            (C, K, N, N); infinite where nothing fits.
+        forward, tail: Likewise: of the forward, and of what follows the last backward, once a step.
+        way: From each take to a stage that begins in a line (E, L); -1 where there is none.
+        transfer: Seconds of a micro-batch on each way, one direction, at each cut (R, N).
+        width: Devices of each class of meshes (C,).
+    """
+
+    takes: Takes
+    cuts: Ints
+    kind: Ints
+    seconds: Floats
+    forward: Floats
+    tail: Floats
+    way: Ints
+    transfer: Floats
+    width: Ints
+
+
+def stage_tables(
+    stages: Stages, takes: Takes, cuts: Ints, count: int, deepest: int
+) -> StageTables | None:
+    """The tables of one micro-batch count; None where no mesh divides the micro-batch.
+
+    Args:
+        stages: Solves stages of the instance.
+        takes: All of them.
+        cuts: First groups of stages, and the end.
+        count: Micro-batches of a step.
+        deepest: Stages at most.
+    """
+    solver = stages.costing.solver
+    micro_batch = solver.instance.global_batch // count
+    whole = np.array([micro_batch % mesh.dp == 0 for mesh in takes.meshes], bool)
+    if not whole.any():
+        return None
+    kept = np.flatnonzero(whole)
+    meshes = tuple(takes.meshes[take] for take in kept)
+    own = Takes(
+        takes.lines,
+        takes.states,
+        meshes,
+        takes.before[kept],
+        takes.after[kept],
+        takes.entry[kept],
+    )
+    numbers = [solver.mesh_class(mesh) for mesh in meshes]
+    of_class = dict(zip(numbers, meshes, strict=True))
+    blocks = np.stack([_blocks(stages, cuts, mesh, count, deepest) for mesh in of_class.values()])
+    seconds, forward, tail = (np.ascontiguousarray(blocks[:, :, field]) for field in range(3))
+    place = {number: index for index, number in enumerate(of_class)}
+    kind = np.array([place[number] for number in numbers], np.int64)
+    way, transfer = _ways(solver, own, numbers, cuts, micro_batch)
+    width = np.array([len(mesh.devices) for mesh in of_class.values()])
+    return StageTables(own, cuts, kind, seconds, forward, tail, way, transfer, width)
+
+
+def _blocks(stages: Stages, cuts: Ints, mesh: Mesh, count: int, deepest: int) -> Floats:
+    """`Stages.block` by stages behind; one serves all where memory does not matter."""
+    most = min(count, deepest)
+    loose, tight = (stages.block(cuts, mesh, count, held) for held in (1, most))
+    if np.array_equal(loose[0], tight[0]):
+        return np.repeat(loose[None], deepest, axis=0)
+    between = [stages.block(cuts, mesh, count, held) for held in range(2, most)]
+    return np.stack([loose, *between, *[tight] * (deepest - most + 1)])
+
+
+def _ways(
+    solver: StageSolver, takes: Takes, numbers: list[int], cuts: Ints, micro_batch: int
+) -> tuple[Ints, Floats]:
+    """`StageTables.way` and `transfer`, as if the other end were shaped like the mesh of the take.
+
+    So there are as many streams as replicas of the mesh, or as devices that are left behind.
+    """
+    instance = solver.instance
+    crossings = [instance.graph.crossings[cut] for cut in cuts]
+    sizes = [(floats(micro_batch), other(micro_batch)) for floats, other in crossings]
+    way = np.full((len(takes.meshes), len(takes.lines)), -1, np.int64)
+    found: dict[tuple[object, ...], int] = {}
+    seconds: list[list[float]] = []
+    node = [device.node for device in instance.cluster.devices]
+    for take, mesh in enumerate(takes.meshes):
+        state = takes.states[takes.before[take]]
+        for line, devices in enumerate(takes.lines):
+            behind = devices[state[line] :][: len(mesh.devices)]
+            if not behind:
+                continue
+            inside = node[mesh.devices[-1]] == node[behind[0]]
+            key = (numbers[take], line, inside, len(behind))
+            if key not in found:
+                found[key] = len(seconds)
+                tp = mesh.tp if len(behind) % mesh.tp == 0 else 1
+                other_end = Mesh(behind, 1, len(behind) // tp, 1, tp)
+                known = {
+                    size: solver.cost.transfer(instance, mesh, other_end, *size)
+                    for size in set(sizes)
+                }
+                seconds.append([known[size] for size in sizes])
+            way[take, line] = found[key]
+    return way, np.array(seconds).reshape(-1, len(cuts))

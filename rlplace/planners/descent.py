@@ -58,7 +58,8 @@ def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
         (a, b, left), (_, d, right) = parts[border - 1 : border + 1]
         if a < b + step < d:
             moved = [(a, b + step, left), (b + step, d, right)]
-            yield built(stages, plan, [*parts[: border - 1], *moved, *parts[border + 1 :]])
+            line = [*parts[: border - 1], *moved, *parts[border + 1 :]]
+            yield built(stages, line, plan.micro_batches, plan.schedule)
     for index, weight in product(range(len(parts)), _WEIGHTS):
         other = _rechosen(stages, plan, index, weight)
         if other is not None:
@@ -67,7 +68,7 @@ def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
     at = counts.index(plan.micro_batches)
     for count in counts[max(0, at - 1) : at + 2]:
         if all(plan.global_batch // count % mesh.dp == 0 for _, _, mesh in parts):
-            yield built(stages, replace(plan, micro_batches=count), parts)
+            yield built(stages, parts, count, plan.schedule)
 
 
 def _rechosen(stages: Stages, plan: Plan, index: int, weight: float) -> Plan | None:
@@ -83,11 +84,13 @@ def _rechosen(stages: Stages, plan: Plan, index: int, weight: float) -> Plan | N
     return make_plan(stages.costing.instance, made, plan.micro_batches, plan.schedule)
 
 
-def built(stages: Stages, plan: Plan, parts: Sequence[Part]) -> Plan:
-    """A plan of these parts, with the micro-batches and the schedule of `plan`."""
-    count = plan.micro_batches
-    held = in_flight(plan.schedule, owners(mesh for _, _, mesh in parts), count)
+def built(
+    stages: Stages, parts: Sequence[Part], micro_batches: int, schedule: str = "1f1b"
+) -> Plan:
+    """The plan of these parts, with the best choices of each stage by itself."""
+    held = in_flight(schedule, owners(mesh for _, _, mesh in parts), micro_batches)
     made = tuple(
-        Stage(*part, stages.choices(*part, count, own)) for part, own in zip(parts, held, strict=True)
+        Stage(*part, stages.choices(*part, micro_batches, own))
+        for part, own in zip(parts, held, strict=True)
     )
-    return make_plan(stages.costing.instance, made, count, plan.schedule)
+    return make_plan(stages.costing.instance, made, micro_batches, schedule)

@@ -372,8 +372,7 @@ def _fill_block(
             split,
         )
         for first in range(last):
-            for field in range(3):
-                found[field, first, last] = columns[field, cuts[first]]
+            found[:, first, last] = columns[:3, cuts[first]]
 
 
 @numba.njit(cache=True)

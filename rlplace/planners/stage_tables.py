@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,9 @@ import numpy.typing as npt
 from rlplace.plan.types import GroupChoice, Mesh
 from rlplace.planners.costing import Costing
 from rlplace.planners.mesh_options import MeshTables
-from rlplace.planners.overlap_program import OverlapProgram
+from rlplace.planners.overlap_stage import OverlapProgram
 from rlplace.planners.stage_solver import StageSolver
-from rlplace.planners.takes import Takes
+from rlplace.planners.takes import State, Takes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -56,7 +57,6 @@ class Stages:
         better = count * swept[0] + swept[2] <= count * priced[0] + priced[2]
         return np.where(better, swept, priced)
 
-
     def choices(
         self, start: int, stop: int, mesh: Mesh, count: int, held: int
     ) -> tuple[GroupChoice, ...]:
@@ -69,30 +69,44 @@ class Stages:
         return solver.choices(start, stop, mesh, count, held)
 
 
-@dataclass(frozen=True)
-class StageTables:
+class TableArrays(NamedTuple):
     """C classes of meshes, K depths, N cuts, E takes, L lines, R ways.
 
     Args:
-        takes: The takes of which the meshes divide the micro-batch.
-        cuts: First groups of stages, and the end (N,).
         kind: Class of each take (E,).
+        before, after, entry: State before and after, and line of the first device, of each (E,).
         seconds: Forward and backward of a micro-batch, by class, stages behind, first and last cut
             (C, K, N, N); infinite where nothing fits.
         forward, tail: Likewise: of the forward, and of what follows the last backward, once a step.
         way: From each take to a stage that begins in a line (E, L); -1 where there is none.
         transfer: Seconds of a micro-batch on each way, one direction, at each cut (R, N).
-        width: Devices of each class of meshes (C,).
     """
 
-    takes: Takes
-    cuts: Ints
     kind: Ints
+    before: Ints
+    after: Ints
+    entry: Ints
     seconds: Floats
     forward: Floats
     tail: Floats
     way: Ints
     transfer: Floats
+
+
+@dataclass(frozen=True)
+class StageTables:
+    """What a program over stages reads.
+
+    Args:
+        arrays: The numbers.
+        meshes: Of each take, E.
+        states: Devices that each state leaves.
+        width: Devices of each class of meshes (C,).
+    """
+
+    arrays: TableArrays
+    meshes: tuple[Mesh, ...]
+    states: tuple[State, ...]
     width: Ints
 
 
@@ -110,28 +124,28 @@ def stage_tables(
     """
     solver = stages.costing.solver
     micro_batch = solver.instance.global_batch // count
-    whole = np.array([micro_batch % mesh.dp == 0 for mesh in takes.meshes], bool)
-    if not whole.any():
+    own = takes.of(np.array([micro_batch % mesh.dp == 0 for mesh in takes.meshes], bool))
+    if not own.meshes:
         return None
-    kept = np.flatnonzero(whole)
-    meshes = tuple(takes.meshes[take] for take in kept)
-    own = Takes(
-        takes.lines,
-        takes.states,
-        meshes,
-        takes.before[kept],
-        takes.after[kept],
-        takes.entry[kept],
-    )
-    numbers = [solver.mesh_class(mesh) for mesh in meshes]
-    of_class = dict(zip(numbers, meshes, strict=True))
+    numbers = [solver.mesh_class(mesh) for mesh in own.meshes]
+    of_class = dict(zip(numbers, own.meshes, strict=True))
     blocks = np.stack([_blocks(stages, cuts, mesh, count, deepest) for mesh in of_class.values()])
-    seconds, forward, tail = (np.ascontiguousarray(blocks[:, :, field]) for field in range(3))
-    place = {number: index for index, number in enumerate(of_class)}
-    kind = np.array([place[number] for number in numbers], np.int64)
+    classes = {number: index for index, number in enumerate(of_class)}
     way, transfer = _ways(solver, own, numbers, cuts, micro_batch)
+    seconds, forward, tail = (np.ascontiguousarray(blocks[:, :, place]) for place in range(3))
+    arrays = TableArrays(
+        np.array([classes[number] for number in numbers], np.int64),
+        own.before,
+        own.after,
+        own.entry,
+        seconds,
+        forward,
+        tail,
+        way,
+        transfer,
+    )
     width = np.array([len(mesh.devices) for mesh in of_class.values()])
-    return StageTables(own, cuts, kind, seconds, forward, tail, way, transfer, width)
+    return StageTables(arrays, own.meshes, own.states, width)
 
 
 def _blocks(stages: Stages, cuts: Ints, mesh: Mesh, count: int, deepest: int) -> Floats:

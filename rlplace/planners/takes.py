@@ -9,9 +9,10 @@ there would be too many states, all devices stand in one line, in each of a few 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,17 @@ class Takes:
     before: Ints
     after: Ints
     entry: Ints
+
+    def of(self, wanted: npt.NDArray[np.bool_]) -> Self:
+        """Some of the takes (E,), of the same states."""
+        kept = np.flatnonzero(wanted)
+        return replace(
+            self,
+            meshes=tuple(self.meshes[take] for take in kept),
+            before=self.before[kept],
+            after=self.after[kept],
+            entry=self.entry[kept],
+        )
 
 
 def all_takes(solver: StageSolver) -> Iterator[Takes]:
@@ -97,8 +109,8 @@ def _takes(solver: StageSolver, lines: Lines, limited: bool = True) -> Takes | N
                 meshes.append(mesh)
         if limited and (len(states) > _STATES or len(rows) > _TAKES):
             return None
-    before, target, entry = np.array(rows, np.int64).reshape(-1, 3).T
-    return Takes(lines, tuple(states), tuple(meshes), before, target, entry)
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    return Takes(lines, tuple(states), tuple(meshes), *np.ascontiguousarray(columns))
 
 
 def _growing(states: dict[State, int]) -> Iterator[State]:

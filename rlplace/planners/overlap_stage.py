@@ -29,7 +29,8 @@ Ints = npt.NDArray[np.int64]
 
 #: Ways that are kept of those with about the same bytes.
 _WAYS = 6
-#: Fields of a way: seconds without what is late, what is late, forward, work, bytes, comes and goes.
+#: Fields of a way: seconds but for what is late, what is late, forward, work, and the bytes that
+#: are held and that come and go.
 _SECONDS, _LATE, _FORWARD, _WORK, _SIZE, _PEAK = range(6)
 
 
@@ -87,7 +88,8 @@ class OverlapProgram:
         """Seconds and choices of the stage [start, stop), or None where none were found that fit.
 
         Args:
-            start, stop: The groups.
+            start: First group.
+            stop: One past the last.
             held: Micro-batches in flight at the peak.
             cells: Of the memory axis; with one, only a few ways are kept that fit.
             weight: Of work against all that follows the last backward.
@@ -96,7 +98,7 @@ class OverlapProgram:
             Weighted seconds of a step, alone on the mesh, and the choices.
         """
         ways = np.empty((stop + 1, cells * _WAYS, 6))
-        came = np.empty((stop, cells * _WAYS, 2), np.int32)
+        came = np.empty((stop, cells * _WAYS, 2), np.int64)
         _sweep(*self._arrays(held, weight), self.options.limit, cells, start, stop, ways, came)
         way = _best(ways[start])
         seconds = float(ways[start, way, _SECONDS] + ways[start, way, _LATE])
@@ -125,7 +127,7 @@ def _fill_block(
 ) -> None:
     """Fill `OverlapProgram.block`."""
     ways = np.empty((cuts[-1] + 1, _WAYS, 6))
-    came = np.empty((cuts[-1], _WAYS, 2), np.int32)
+    came = np.empty((cuts[-1], _WAYS, 2), np.int64)
     for last in range(1, len(cuts)):
         _sweep(
             seconds,

@@ -15,6 +15,7 @@ mesh in the program itself, cp, layouts that cut what is between groups.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,15 +25,19 @@ from rlplace.plan.types import Instance, Mesh, Plan
 from rlplace.plan.uniform import even_cuts
 from rlplace.planners.costing import Costing
 from rlplace.planners.descent import built, descend
+from rlplace.planners.grid import grid
 from rlplace.planners.overlap_pipeline import pipelines
 from rlplace.planners.search import Search, objective
 from rlplace.planners.stage_tables import Stages, stage_tables
 from rlplace.planners.takes import Takes, all_takes
-from rlplace.planners.types import Budget, PlannerResult
+from rlplace.planners.types import Budget, PlannerResult, joined
+from rlplace.simulate.types import Estimate
 
 _CUTS = 48
 _DEPTH = 24
 _COUNTS = 9
+#: Uniform plans that are looked at first, and the share of the seconds for them.
+_FIRST, _FIRST_SHARE = 24, 0.1
 #: Predicted step times up to this many times that of the best plan are worth an estimate.
 _MARGIN = 1.05
 #: From so many of the best plans that differ in their meshes it goes down, with so many estimates.
@@ -45,24 +50,36 @@ def overlap(
     rng: np.random.Generator,
     costing: Costing | None = None,
 ) -> PlannerResult:
-    """The best plan of the overlap-aware program over all micro-batch counts, descended from."""
-    search = Search("overlap", costing or Costing(instance), budget)
-    stages = Stages(search.costing)
+    """The best of a few uniform plans and of the program's, descended from."""
+    costing = costing or Costing(instance)
+    first = grid(instance, budget.part(_FIRST, _FIRST_SHARE), rng, costing)
+    left = budget.after(first)
+    if not left.evaluations:
+        return replace(first, planner="overlap")
+    search = Search("overlap", costing, left)
+    _search(search, Stages(costing), first.estimate if first.plan else None)
+    return replace(joined([first, search.result()]), planner="overlap")
+
+
+def _search(search: Search, stages: Stages, known: Estimate | None) -> None:
+    """Offer plans of the program that may be better than what is known, then descend."""
+    instance = search.costing.instance
     # Of each line of meshes the best plan, and its objective.
     best: dict[tuple[Mesh, ...], tuple[float, Plan]] = {}
     for takes in all_takes(search.costing.solver):
         for count in micro_batch_counts(instance):
-            if search.stopped:
-                return search.result()
-            most = search.best[1].step_time * _MARGIN if search.best else np.inf
-            for plan in _plans(stages, takes, count, most):
+            found = [known] if known else []
+            found += [search.best[1]] if search.best else []
+            most = min((one.step_time for one in found), default=float("inf"))
+            for plan in _plans(search, stages, takes, count, most * _MARGIN):
+                if search.stopped:
+                    return
                 value = objective(instance, search.offer(plan))
                 line = tuple(stage.mesh for stage in plan.stages)
                 if line not in best or value < best[line][0]:
                     best[line] = (value, plan)
     for _, plan in sorted(best.values(), key=lambda pair: pair[0])[:_STARTS]:
         descend(search, stages, plan, _DESCENT)
-    return search.result()
 
 
 def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
@@ -70,12 +87,12 @@ def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
     return spread(legal_micro_batches(instance.global_batch, 1), _COUNTS)
 
 
-def _plans(stages: Stages, takes: Takes, count: int, most: float) -> Iterator[Plan]:
+def _plans(search: Search, stages: Stages, takes: Takes, count: int, most: float) -> Iterator[Plan]:
     """Plans that may be below `most` seconds, the best of each number of stages."""
     instance = stages.costing.instance
     cuts = even_cuts(instance, _CUTS)
     deepest = min(_DEPTH, len(instance.cluster.devices), len(cuts) - 1)
-    tables = stage_tables(stages, takes, cuts, count, deepest)
+    tables = stage_tables(stages, takes, cuts, count, deepest, search)
     if tables is None:
         return
     for pipeline in pipelines(tables, count, most):

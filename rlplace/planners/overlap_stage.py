@@ -178,9 +178,12 @@ def _sweep(
     ways[start : stop + 1] = np.inf
     ways[stop, 0] = 0.0
     least, new = 0.0, np.empty(6)
+    # Bytes beyond the leanest, by cell; with one cell, stages may begin at any group.
+    rest = lean[start:stop].sum() if cells > 1 else 0.0
+    width = max((limit - rest) / cells, 1.0)
     for group in range(stop - 1, start - 1, -1):
         least += lean[group]
-        width = max((limit - least) / cells, 1.0)
+        rest -= lean[group] if cells > 1 else 0.0
         for before in range(ways.shape[1]):
             old = ways[group + 1, before]
             if old[_SECONDS] == np.inf:
@@ -190,15 +193,14 @@ def _sweep(
                     continue
                 new[_SIZE] = old[_SIZE] + size[group, option]
                 new[_PEAK] = max(old[_PEAK], transient[group, option])
-                used = new[_SIZE] + new[_PEAK]
-                if used > limit:
+                if new[_SIZE] + new[_PEAK] + rest > limit:
                     continue
                 late = max(old[_LATE] - backward[group, option], 0.0) + hides[group, option]
                 new[_LATE] = late
                 new[_SECONDS] = old[_SECONDS] + seconds[group, option]
                 new[_FORWARD] = old[_FORWARD] + forward[group, option]
                 new[_WORK] = old[_WORK] + forward[group, option] + backward[group, option]
-                cell = min(int((used - least) / width), cells - 1)
+                cell = min(int((new[_SIZE] - least) / width), cells - 1)
                 _keep(ways[group], came[group], cell * _WAYS, new, option, before)
 
 

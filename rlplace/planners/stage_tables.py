@@ -12,6 +12,7 @@ from rlplace.plan.types import GroupChoice, Mesh
 from rlplace.planners.costing import Costing
 from rlplace.planners.mesh_options import MeshTables
 from rlplace.planners.overlap_stage import OverlapProgram
+from rlplace.planners.search import Search
 from rlplace.planners.stage_solver import StageSolver
 from rlplace.planners.takes import State, Takes
 
@@ -111,9 +112,11 @@ class StageTables:
 
 
 def stage_tables(
-    stages: Stages, takes: Takes, cuts: Ints, count: int, deepest: int
+    stages: Stages, takes: Takes, cuts: Ints, count: int, deepest: int, search: Search
 ) -> StageTables | None:
     """The tables of one micro-batch count; None where no mesh divides the micro-batch.
+
+    They take a while, so None too where the search is out of its budget before they are done.
 
     Args:
         stages: Solves stages of the instance.
@@ -121,6 +124,7 @@ def stage_tables(
         cuts: First groups of stages, and the end.
         count: Micro-batches of a step.
         deepest: Stages at most.
+        search: For which they are.
     """
     solver = stages.costing.solver
     micro_batch = solver.instance.global_batch // count
@@ -129,7 +133,12 @@ def stage_tables(
         return None
     numbers = [solver.mesh_class(mesh) for mesh in own.meshes]
     of_class = dict(zip(numbers, own.meshes, strict=True))
-    blocks = np.stack([_blocks(stages, cuts, mesh, count, deepest) for mesh in of_class.values()])
+    parts = []
+    for mesh in of_class.values():
+        if search.stopped:
+            return None
+        parts.append(_blocks(stages, cuts, mesh, count, deepest))
+    blocks = np.stack(parts)
     classes = {number: index for index, number in enumerate(of_class)}
     way, transfer = _ways(solver, own, numbers, cuts, micro_batch)
     seconds, forward, tail = (np.ascontiguousarray(blocks[:, :, place]) for place in range(3))

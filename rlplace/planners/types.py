@@ -53,6 +53,12 @@ class Limits:
         evaluated = evaluations / max(self.evaluations, 1)
         return min(1.0, max(evaluated, seconds / max(self.seconds, 1e-9)))
 
+    def part(self, evaluations: int, share: float) -> Self:
+        """At most so many of the evaluations, and a share of the seconds."""
+        return replace(
+            self, seconds=share * self.seconds, evaluations=min(evaluations, self.evaluations)
+        )
+
     def after(self, spent: Spent) -> Self:
         """What is left after a search."""
         return replace(

@@ -28,10 +28,11 @@ from itertools import accumulate, pairwise, permutations
 import numpy as np
 import numpy.typing as npt
 
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance, Mesh, Plan, Stage
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
-from rlplace.planners.dynamic import micro_batch_counts
 from rlplace.planners.meshes import device_orders, whole
 from rlplace.planners.search import Search
 from rlplace.planners.shares import curves_of, even_time
@@ -40,6 +41,7 @@ from rlplace.planners.types import Budget, PlannerResult
 
 Floats = npt.NDArray[np.float64]
 
+_COUNTS = 8
 _STAGES = 16
 #: The smallest group, as a share of the mean.
 _VARIANCE = 0.5
@@ -53,7 +55,7 @@ def metis(
 ) -> PlannerResult:
     """The best arrangement of device groups, with samples and layers in balance."""
     search = Search("metis", costing or Costing(instance), budget)
-    counts = micro_batch_counts(instance)
+    counts = spread(legal_micro_batches(instance.global_batch, 1), _COUNTS)
     for lean in (False, True):
         balancers = [_Balancer(search.costing, count, lean) for count in counts]
         for groups, balancer in ((g, b) for g in _arrangements(instance) for b in balancers):

@@ -28,10 +28,11 @@ from itertools import islice, permutations
 import numpy as np
 import numpy.typing as npt
 
+from rlplace.plan.check import legal_micro_batches
+from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance, Mesh, Plan
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
-from rlplace.planners.dynamic import micro_batch_counts
 from rlplace.planners.meshes import mesh_shapes
 from rlplace.planners.search import Search
 from rlplace.planners.stage_times import StageTimes
@@ -42,6 +43,7 @@ Island = tuple[int, ...]
 #: A stage: its mesh, and the indices of the cuts between which it runs.
 Piece = tuple[Mesh, int, int]
 
+_COUNTS = 8
 _DEPTH = 24
 _ORDERS = 6
 #: Up to so many devices every width of a block is tried, beyond it the divisors.
@@ -57,8 +59,9 @@ def tangram(
     """The best pipeline of islands over all micro-batch counts and orders of the islands."""
     search = Search("tangram", costing or Costing(instance), budget)
     orders = tuple(islice(permutations(instance.cluster.islands), _ORDERS))
+    counts = spread(legal_micro_batches(instance.global_batch, 1), _COUNTS)
     for lean in (False, True):
-        for count in micro_batch_counts(instance):
+        for count in counts:
             slices = _Slices(search, StageTimes(search.costing.solver, count, lean))
             for order in orders:
                 for plan in _plans(slices, order):

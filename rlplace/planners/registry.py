@@ -6,11 +6,14 @@ from rlplace.planners.aceso import aceso
 from rlplace.planners.alpa import alpa
 from rlplace.planners.anneal import annealing
 from rlplace.planners.autoddl import autoddl
+from rlplace.planners.cross_entropy import cross_entropy
 from rlplace.planners.dapple import dapple
 from rlplace.planners.dynamic import dynamic
 from rlplace.planners.exhaustive import exhaustive
 from rlplace.planners.galvatron import galvatron
+from rlplace.planners.genetic import genetic
 from rlplace.planners.grid import grid
+from rlplace.planners.hill_climb import hill_climb
 from rlplace.planners.metis import metis
 from rlplace.planners.osdp import osdp
 from rlplace.planners.overlap import overlap
@@ -22,6 +25,7 @@ from rlplace.planners.replicas import data_parallel, zero1, zero2, zero3
 from rlplace.planners.rules import layouts_advice, megatron
 from rlplace.planners.sailor import sailor
 from rlplace.planners.tangram import tangram
+from rlplace.planners.tree_search import tree_search
 from rlplace.planners.types import Planner
 
 PLANNERS: dict[str, Planner] = {
@@ -49,6 +53,11 @@ PLANNERS: dict[str, Planner] = {
     "sailor": sailor,
     "poplar": poplar,
     "metis": metis,
+    # Searches that know nothing of plans
+    "hill_climb": hill_climb,
+    "cross_entropy": cross_entropy,
+    "genetic": genetic,
+    "tree_search": tree_search,
     # Searches that start from others, and all there is
     "anneal": annealing,
     "portfolio": portfolio,

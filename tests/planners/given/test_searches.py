@@ -6,18 +6,18 @@ import numpy as np
 
 from rlplace.graph.formats.doppler import read_doppler
 from rlplace.graph.formats.giph import read_giph
-from rlplace.planners.given.cross_entropy import _draw, cross_entropy
+from rlplace.planners.given.cross_entropy import cross_entropy
 from rlplace.planners.given.event_search import EventSearch
-from rlplace.planners.given.genetic import _decode, _offspring
-from rlplace.planners.given.tree_search import STOP, _best_child, _descend, _Node, tree_search
+from rlplace.planners.given.tree_search import tree_search
 from rlplace.planners.types import Limits
+from rlplace.planners.vectors import STOP, Node, best_child, decode, descend, draw, offspring
 from tests.graph.formats.examples import giph
 from tests.planners.given.cases import random_doppler
 
 
 def test_placements_are_drawn_as_the_table_says() -> None:
     table = np.array([[0.0, 1.0, 0.0], [0.25, 0.0, 0.75]])
-    drawn = _draw(table, 4000, np.random.default_rng(0))
+    drawn = draw(table, 4000, np.random.default_rng(0))
     assert set(drawn[:, 0]) == {1}
     assert set(drawn[:, 1]) == {0, 2}
     assert abs((drawn[:, 1] == 2).mean() - 0.75) < 0.03
@@ -32,13 +32,13 @@ def test_a_chromosome_is_read_as_the_largest_legal_key() -> None:
     search = EventSearch("genetic", read_giph(giph(), "0/0"), Limits())
     keys = np.array([[[0.1, 0.9], [0.1, 0.9], [0.6, 0.5], [0.2, 0.3]]])
     # Op 1 may not run on device 1.
-    assert _decode(keys, search).tolist() == [[1, 0, 0, 1]]
+    assert decode(keys, search.legal).tolist() == [[1, 0, 0, 1]]
 
 
 def test_children_take_after_the_elite_parent() -> None:
     # Elite keys are 1, the others 0; of 80 new chromosomes the first 65 are children.
     keys = np.concatenate([np.ones((20, 50, 2)), np.zeros((80, 50, 2))])
-    born = _offspring(keys, np.random.default_rng(0))
+    born = offspring(keys, np.random.default_rng(0))
     assert born.shape == (80, 50, 2)
     children, new = born[:65], born[65:]
     assert set(np.unique(children)) == {0.0, 1.0}
@@ -47,26 +47,26 @@ def test_children_take_after_the_elite_parent() -> None:
 
 
 def test_an_episode_grows_the_tree_by_one_node() -> None:
-    rng, root = np.random.default_rng(0), _Node()
+    rng, root = np.random.default_rng(0), Node()
     options = [[STOP, 0, 1], [STOP, 0]]
     for nodes in range(1, 4):
-        path, decided = _descend(root, options, rng)
+        path, decided = descend(root, options, rng)
         for node in path:
             node.visits += 1
         assert len(decided) <= 2
         assert _count(root) == nodes + 1
 
 
-def _count(node: _Node) -> int:
+def _count(node: Node) -> int:
     return 1 + sum(_count(child) for child in node.children.values())
 
 
 def test_what_is_better_or_less_known_is_chosen() -> None:
-    node = _Node(visits=20)
-    node.children = {0: _Node(10, 9.0), 1: _Node(10, 8.0)}
-    assert _best_child(node) == 0
-    node.children[1] = _Node(1, 0.8)
-    assert _best_child(node) == 1
+    node = Node(visits=20)
+    node.children = {0: Node(10, 9.0), 1: Node(10, 8.0)}
+    assert best_child(node) == 0
+    node.children[1] = Node(1, 0.8)
+    assert best_child(node) == 1
 
 
 def test_the_tree_finds_that_two_devices_are_better_than_one() -> None:

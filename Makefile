@@ -10,6 +10,8 @@ LOGS := out/test
 
 # One thread a process: the tests start processes of their own, and time them.
 export OMP_NUM_THREADS ?= 1
+# Nor does each of those processes compile all of rlplace anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Of the property test in `make nightly`; another seed draws other plans.
 PLANS ?= 200
@@ -43,9 +45,9 @@ unit: $(READY) ## Tests of one process, one worker a core
 	mkdir -p $(LOGS)
 	$(BIN)/pytest -n auto --maxprocesses 8 -m "not dist" 2>&1 | tee $(LOGS)/unit.log
 
-test-dist: $(READY) ## Tests that start gloo ranks, one after the other: they need the cores
+test-dist: $(READY) ## Tests that start gloo ranks, two files at a time: much of it is waiting
 	mkdir -p $(LOGS)
-	$(BIN)/pytest -m dist 2>&1 | tee $(LOGS)/test-dist.log
+	$(BIN)/pytest -n 2 --dist loadfile -m dist 2>&1 | tee $(LOGS)/test-dist.log
 
 wheel: $(READY) ## Build sdist and wheel, and use the wheel in an empty environment
 	.ci/check-wheel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,9 +114,15 @@ def start(folder: Path, ranks: int, steps: int, killed: int = 0) -> dict[str, An
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `whole` leaves a checkpoint of every step."""
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, Any]:
     """A job that nothing happens to."""
-    return start(tmp_path_factory.mktemp("whole"), 2, 8)
+    return start(folder, 2, 8)
 
 
 def test_a_job_goes_on_after_a_rank_was_killed(tmp_path: Path, whole: dict[str, Any]) -> None:
@@ -128,8 +135,13 @@ def test_a_job_goes_on_after_a_rank_was_killed(tmp_path: Path, whole: dict[str, 
     assert len(whole["losses"]) == 8
 
 
-def test_a_job_goes_on_with_fewer_ranks(tmp_path: Path, whole: dict[str, Any]) -> None:
-    assert start(tmp_path, 2, 4)["devices"] == [0, 1]
+def test_a_job_goes_on_with_fewer_ranks(
+    tmp_path: Path, folder: Path, whole: dict[str, Any]
+) -> None:
+    assert whole["devices"] == [0, 1]
+    later = [f"step-{step:08d}" for step in range(5, 9)]
+    assert all((folder / name).exists() for name in later)
+    shutil.copytree(folder, tmp_path, ignore=lambda *_: later, dirs_exist_ok=True)
     found = start(tmp_path, 1, 8)
     assert found["devices"] == [0]
     assert sorted(map(int, found["losses"])) == [5, 6, 7, 8]

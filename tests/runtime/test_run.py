@@ -5,9 +5,9 @@ Models run in float64; what is left are their losses, which the library computes
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,17 +32,17 @@ from rlplace.plan.uniform import make_plan
 from rlplace.report.timeline_view import save_trace
 from rlplace.runtime.boundary import AXES, layouts_of
 from rlplace.runtime.jobs import Job
-from rlplace.runtime.launch import launch_many
 from rlplace.runtime.measure import Measurement
 from rlplace.runtime.options import Options
+from rlplace.runtime.pool import Pool
 from rlplace.runtime.rows import rows_of
 from rlplace.runtime.validate import stand_in_cluster
 from tests.runtime.reference import MODELS, STEPPED_BY_SGD, expected, graph_of
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 BATCH, STEPS, TOLERANCE = 8, 2, 1e-5
-PER_LAUNCH = 40
+RANKS, PER_ORDER = 4, 40
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,10 @@ class Case:
     slices: int = 1
 
     @property
-    def ranks(self) -> int:
-        return sum(dp * tp * cp for dp, tp, cp in self.degrees)
-
-    @property
     def degrees(self) -> list[tuple[int, int, int]]:
         """(dp, tp, cp) of each mesh."""
         sizes = self.cp or (1,) * len(self.meshes)
         return [(dp, tp, cp) for (dp, tp), cp in zip(self.meshes, sizes, strict=True)]
-
-    @property
-    def start(self) -> int:
-        """Ranks of the launch that it is part of."""
-        return 2 if self.ranks <= 2 else 4
 
     def plan(self) -> Plan:
         graph = graph_of(self.model)
@@ -491,20 +482,26 @@ DROPOUT = {
 }
 
 
-@functools.cache
-def measured(ranks: int) -> dict[str, Measurement]:
-    """All cases that need so many ranks, in few launches."""
-    cases = {n: case for n, case in {**CASES, **DROPOUT}.items() if case.start == ranks}
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Ranks for all cases, so that a model is exported once; those of a plan are the first ones."""
+    with Pool(RANKS, timeout=30) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def measured(pool: Pool) -> dict[str, Measurement]:
+    """What was measured of all cases."""
+    cases = {**CASES, **DROPOUT}
     jobs, found = [case.job() for case in cases.values()], list[Measurement]()
-    for start in range(0, len(jobs), PER_LAUNCH):
-        found += launch_many(jobs[start : start + PER_LAUNCH], timeout=30, limit=250)
+    for start in range(0, len(jobs), PER_ORDER):
+        found += pool.run(jobs[start : start + PER_ORDER], limit=250)
     return dict(zip(cases, found, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_one_process(name: str) -> None:
-    case = CASES[name]
-    found = measured(case.start)[name]
+def test_equals_one_process(name: str, measured: dict[str, Measurement]) -> None:
+    case, found = CASES[name], measured[name]
     dp = case.meshes[-1][0]
     clip = dict(case.options).get("clip")
     losses, tensors = expected(case.model, case.runs(), STEPS, clip=clip)
@@ -529,9 +526,10 @@ def test_equals_one_process(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if case.rows == BATCH])
-def test_the_timeline_has_every_action_of_the_plan_in_its_order(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    plan, line = case.plan(), measured(case.start)[name].timeline
+def test_the_timeline_has_every_action_of_the_plan_in_its_order(
+    name: str, measured: dict[str, Measurement], tmp_path: Path
+) -> None:
+    plan, line = CASES[name].plan(), measured[name].timeline
     for mesh, own in zip(lanes(plan), actions(plan), strict=True):
         for device in mesh.devices:
             events = [event for event in line.events if event.device == device]
@@ -549,9 +547,10 @@ def test_the_timeline_has_every_action_of_the_plan_in_its_order(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", DROPOUT)
-def test_dropout_draws_the_masks_of_one_process(name: str) -> None:
-    case, wanted = DROPOUT[name], measured(2)["dropout"]
-    found = measured(case.start)[name]
+def test_dropout_draws_the_masks_of_one_process(
+    name: str, measured: dict[str, Measurement]
+) -> None:
+    case, wanted, found = DROPOUT[name], measured["dropout"], measured[name]
     assert wanted.losses[0] != wanted.losses[1]
     assert found.losses == pytest.approx(wanted.losses, rel=1e-12)
     for key, tensor in wanted.tensors.items():
@@ -578,11 +577,12 @@ COUNTED = {
 }
 
 
-@functools.cache
-def counted() -> dict[str, Measurement]:
+@pytest.fixture(scope="module")
+def counted(pool: Pool) -> dict[str, Measurement]:
+    """What was measured of a step of each, in float32 as the plans say."""
     options = Options(steps=1, warmup=0)
     jobs = [replace(case.job(), options=options) for case in COUNTED.values()]
-    return dict(zip(COUNTED, launch_many(jobs, timeout=30, limit=120), strict=True))
+    return dict(zip(COUNTED, pool.run(jobs, limit=120), strict=True))
 
 
 def layouts_send(case: Case, forwards: int) -> Counter[str]:
@@ -603,9 +603,9 @@ def layouts_send(case: Case, forwards: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_ranks_send_what_their_layouts_say(name: str) -> None:
+def test_ranks_send_what_their_layouts_say(name: str, counted: dict[str, Measurement]) -> None:
     case = COUNTED[name]
-    sent = {kind: given for kind, given in counted()[name].traffic.items() if given}
+    sent = {kind: given for kind, given in counted[name].traffic.items() if given}
     once, twice = layouts_send(case, 1), layouts_send(case, 2)
     if case.recompute in ("none", "attention"):
         assert sent == once

@@ -8,6 +8,7 @@ from math import ceil
 
 from rlplace.plan.types import Instance, Mesh, Plan
 from rlplace.report.explain_links import explain_links
+from rlplace.report.explain_tensor import explain_tensor
 from rlplace.simulate.types import CriticalPath, Estimate
 from rlplace.units import format_bytes, format_seconds, ranges
 
@@ -79,6 +80,7 @@ def explain(instance: Instance, plan: Plan, estimate: Estimate) -> list[str]:
         _time(estimate.step_time, estimate.critical),
         *_pipeline(plan, estimate),
         *explain_links(instance, plan, estimate),
+        *explain_tensor(instance, plan, estimate),
         _memory(instance, estimate),
     ]
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 import rlplace
 from rlplace.cluster.types import Cluster
 from rlplace.graph.types import OpGraph
 from rlplace.plan.types import Stage
+from rlplace.planners.dynamic import dynamic
+from rlplace.planners.portfolio import portfolio
+from rlplace.planners.replicas import zero3
+from rlplace.planners.types import Budget, Planner
 from rlplace.report.explain import explain
 
 
@@ -62,6 +67,21 @@ def test_the_slow_link_and_the_cure_are_told() -> None:
     plan = rlplace.uniform_plan(one, zero=3, micro_batches=1)
     told = explain(one, plan, rlplace.estimate(one, plan))
     assert not any("eth" in line or "dp_replicate" in line for line in told)
+
+
+@pytest.mark.parametrize("planner", [dynamic, portfolio], ids=["dynamic", "portfolio"])
+def test_planners_shard_inside_and_replicate_across(planner: Planner) -> None:
+    """What one that shards over all cards cannot."""
+    instance = _instance("2x2xA10-24:eth25")
+    budget, rng = Budget(evaluations=150), np.random.default_rng(0)
+    found, across = (one(instance, budget, rng) for one in (planner, zero3))
+    assert found.plan is not None
+    assert all(_shards_inside(instance, stage) for stage in found.plan.stages)
+    assert across.plan is not None
+    assert not any(_shards_inside(instance, stage) for stage in across.plan.stages)
+    assert found.estimate is not None
+    assert across.estimate is not None
+    assert found.estimate.step_time < 0.7 * across.estimate.step_time
 
 
 def test_the_answer_shards_nothing_across_nodes() -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 import rlplace
 from rlplace.cluster.types import Cluster
 from rlplace.plan.types import Plan
+from rlplace.planners.registry import PLANNERS
+from rlplace.planners.types import Budget
 from rlplace.simulate.types import Estimate
 
 _PCIE = ("4xA100-40:pcie", "4xA6000-48")
@@ -61,3 +64,15 @@ def test_the_answer_gathers_no_weights_in_a_pass(cluster: str) -> None:
     levels = {choice.zero for stage in placed.plan.stages for choice in stage.choices}
     assert 3 not in levels
     assert placed.estimate.step_time <= _estimate(cluster, 0).step_time
+
+
+@pytest.mark.parametrize("planner", ["grid", "dynamic"])
+@pytest.mark.parametrize("cluster", ["4xA100-40:nvlink", *_PCIE])
+def test_planners_that_may_shard_further_do_not(cluster: str, planner: str) -> None:
+    instance = _instance(cluster)
+    found = PLANNERS[planner](instance, Budget(), np.random.default_rng(0))
+    assert found.plan is not None
+    assert found.estimate is not None
+    levels = {choice.zero for stage in found.plan.stages for choice in stage.choices}
+    assert 3 not in levels
+    assert found.estimate.step_time <= _estimate(cluster, 0).step_time

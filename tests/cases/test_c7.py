@@ -9,10 +9,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import rlplace
 from rlplace.cluster.types import Cluster
+from rlplace.planners.dynamic import dynamic
+from rlplace.planners.replicas import data_parallel, zero1, zero2
+from rlplace.planners.types import Budget
 from rlplace.simulate.types import Estimate
 
 _CARDS = 16
@@ -64,3 +68,19 @@ def test_the_answer_takes_seconds(instance: rlplace.Instance) -> None:
     assert placed.estimate.feasible
     by_hand = [_estimate(instance, zero, 3, steps=2).step_time for zero in (1, 2)]
     assert placed.estimate.step_time <= min(by_hand)
+
+
+def test_planners_of_one_level_come_in_the_same_order(instance: rlplace.Instance) -> None:
+    """ZeRO-0 in micro-batches of 2 a card, ZeRO-1 and 2 in micro-batches of 3."""
+    whole = replace(instance, global_batch=_CARDS * 6, recompute_modes=("none",))
+    budget = Budget()
+    levels = (data_parallel, zero1, zero2)
+    found = [planner(whole, budget, np.random.default_rng(0)) for planner in levels]
+    plans = [one.plan for one in found if one.plan is not None]
+    assert [plan.micro_batch // _CARDS for plan in plans] == [2, 3, 3]
+    plain, one, two = (one.estimate.step_time for one in found if one.estimate is not None)
+    assert max(one, two) < plain
+    assert one < 1.01 * two
+    best = dynamic(whole, Budget(), np.random.default_rng(0)).estimate
+    assert best is not None
+    assert best.step_time <= one

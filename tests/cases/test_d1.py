@@ -20,8 +20,7 @@ from rlplace.errors import InputError
 from rlplace.graph.types import OpGraph
 from rlplace.plan.check import check
 from rlplace.planners.anneal import anneal
-from rlplace.planners.dynamic import dynamic
-from rlplace.planners.grid import grid
+from rlplace.planners.registry import PLANNERS
 from rlplace.planners.types import Budget
 
 
@@ -101,8 +100,12 @@ def test_no_planner_proposes_an_illegal_degree(
     heads, kv_heads, degrees, legal, _ = case
     instance = _instance(_grouped(heads, kv_heads, degrees))
     assert set(instance.offered_tp) <= set(legal)
-    rng, budget = np.random.default_rng(0), Budget(evaluations=200)
-    found = [planner(instance, budget, rng).plan for planner in (grid, dynamic)]
+    rng, budget = np.random.default_rng(0), Budget(evaluations=60)
+    found = [
+        planner(instance, budget, rng).plan
+        for name, planner in PLANNERS.items()
+        if name != "exhaustive"
+    ]
     start = rlplace.uniform_plan(instance, tp=2)
     found += [anneal(instance, budget, rng, start).plan, rlplace.api.place(instance, 0.05).plan]
     for plan in found:

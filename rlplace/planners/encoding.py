@@ -70,6 +70,11 @@ class Encoding:
         found[_OF_PLAN + 1 :: _OF_STAGE] = _WORK.index(1.0)
         return found
 
+    def said(self, vector: Ints) -> bytes:
+        """What of a vector says something: equal for those of one plan."""
+        stages = int(vector[2]) + 1
+        return vector[: _OF_PLAN + _OF_STAGE * stages].tobytes()
+
     def plan(self, vector: Ints) -> Plan | None:
         """The plan that a vector says; None if a stage has no shape, or no known cost."""
         order, count = self._orders[vector[0]], self._counts[vector[1]]
@@ -155,7 +160,7 @@ class VectorSearch:
         return np.array([self._one(vector) for vector in vectors])
 
     def _one(self, vector: Ints) -> float:
-        key = vector.tobytes()
+        key = self.encoding.said(vector)
         if key in self._known:
             return self._known[key]
         if self.stopped and self.search.evaluations:

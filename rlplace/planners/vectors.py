@@ -118,10 +118,18 @@ def decode(keys: Floats, legal: Bools) -> Ints:
 
 @dataclass
 class Node:
-    """What is known after some decisions: how often it was tried, and the rewards that came."""
+    """What is known after some decisions.
+
+    Args:
+        visits: How often they were tried.
+        total: The rewards that came.
+        done: Whether all that can follow was tried.
+        children: By the next decision.
+    """
 
     visits: int = 0
     total: float = 0.0
+    done: bool = False
     children: dict[int, Node] = field(default_factory=dict)
 
 
@@ -143,9 +151,10 @@ def grow(
     options = [[STOP, *np.flatnonzero(legal[one]).tolist()] for one in order]
     root, places = Node(), np.array(order, np.int64)
     for _ in range(_EPISODES):
-        if search.stopped:
+        if search.stopped or root.done:
             break
         path, decided = descend(root, options, rng)
+        finish(path, options)
         vector = default.copy()
         vector[places[: len(decided)]] = decided
         value = float(search.look(vector[None])[0])
@@ -167,6 +176,7 @@ def descend(
         node = node.children.setdefault(choice, Node())
         path.append(node)
         if choice == STOP:
+            node.done = True
             return path, np.array(decided, np.int64)
         decided.append(choice)
         if untried:
@@ -178,11 +188,19 @@ def descend(
     return path, np.array(decided, np.int64)
 
 
+def finish(path: Sequence[Node], options: Sequence[list[int]]) -> None:
+    """Say of the nodes of an episode whether all that can follow was tried."""
+    for depth in range(len(path) - 1, -1, -1):
+        children, known = path[depth].children, options[depth] if depth < len(options) else []
+        every = len(children) == len(known) and all(child.done for child in children.values())
+        path[depth].done = path[depth].done or every
+
+
 def best_child(node: Node) -> int:
-    """The decision of the largest upper confidence bound."""
+    """The decision of the largest upper confidence bound, of those not done."""
     seen = log(node.visits)
     return max(
-        node.children,
+        (choice for choice, child in node.children.items() if not child.done),
         key=lambda choice: (
             node.children[choice].total / node.children[choice].visits
             + _EXPLORE * sqrt(seen / node.children[choice].visits)

@@ -60,7 +60,9 @@ def test_work_is_shared_by_speed_and_tilt() -> None:
 def test_nothing_is_estimated_twice() -> None:
     search = Search("test", Costing(_instance()), Budget(evaluations=10))
     looker = VectorSearch(search)
-    again = looker.look(np.stack([looker.encoding.default] * 3))
+    vectors = np.stack([looker.encoding.default] * 3)
+    vectors[1, 6:] = 1  # of stages that there are not
+    again = looker.look(vectors)
     assert search.evaluations == 1
     assert len(set(again)) == 1
 

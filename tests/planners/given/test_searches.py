@@ -10,7 +10,16 @@ from rlplace.planners.given.cross_entropy import cross_entropy
 from rlplace.planners.given.event_search import EventSearch
 from rlplace.planners.given.tree_search import tree_search
 from rlplace.planners.types import Limits
-from rlplace.planners.vectors import STOP, Node, best_child, decode, descend, draw, offspring
+from rlplace.planners.vectors import (
+    STOP,
+    Node,
+    best_child,
+    decode,
+    descend,
+    draw,
+    finish,
+    offspring,
+)
 from tests.graph.formats.examples import giph
 from tests.planners.given.cases import random_doppler
 
@@ -44,6 +53,23 @@ def test_children_take_after_the_elite_parent() -> None:
     assert set(np.unique(children)) == {0.0, 1.0}
     assert abs(children.mean() - 0.7) < 0.03
     assert abs(new.mean() - 0.5) < 0.03
+
+
+def test_a_tree_is_done_when_all_was_tried() -> None:
+    """Stop, or one of two options and then stop or the one option of the next: five leaves."""
+    rng, root = np.random.default_rng(0), Node()
+    options = [[STOP, 0, 1], [STOP, 0]]
+    seen = set()
+    for _ in range(20):
+        if root.done:
+            break
+        path, decided = descend(root, options, rng)
+        finish(path, options)
+        seen.add(tuple(decided.tolist()))
+        for node in path:
+            node.visits += 1
+    assert root.done
+    assert seen == {(), (0,), (1,), (0, 0), (1, 0)}
 
 
 def test_an_episode_grows_the_tree_by_one_node() -> None:

@@ -14,49 +14,28 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlplace.cost.given.sailor_form import SailorPlan, read_sailor_instance
+from rlplace.bench.public import SAILOR
+from rlplace.cost.given.sailor_form import SailorPlan
 from rlplace.planners.given.sailor import place_sailor
 from rlplace.planners.types import Budget
 
-
-@dataclass(frozen=True)
-class Case:
-    """A problem, and the step seconds that peers reach.
-
-    Args:
-        model: Name.
-        batch: Samples of a step.
-        fast: A100-40.
-        slow: V100-16.
-        sailor: Of Sailor's plan.
-        metis: Of Metis' plan; None where it was not run to its end.
-    """
-
-    model: str
-    batch: int
-    fast: int
-    slow: int
-    sailor: float
-    metis: float | None = None
-
-
-CASES = (
-    Case("OPT-350", 1024, 8, 8, 22.991, 22.454),
-    Case("OPT-350", 1024, 16, 16, 13.005, 12.062),
-    Case("OPT-350", 1024, 32, 32, 7.402),
-    Case("OPT-350", 1024, 32, 96, 5.884),
-    Case("OPT-350", 1024, 80, 240, 2.771),
-    Case("OPT-350", 1024, 128, 384, 1.912),
-    Case("GPT-Neo-2.7", 2048, 8, 8, 163.745),
-    Case("GPT-Neo-2.7", 2048, 16, 16, 83.299),
-    Case("GPT-Neo-2.7", 2048, 32, 32, 43.164),
+#: Step seconds of the plans of Sailor and, where it was run to its end, Metis on `SAILOR`.
+PEERS = (
+    (22.991, 22.454),
+    (13.005, 12.062),
+    (7.402, None),
+    (5.884, None),
+    (2.771, None),
+    (1.912, None),
+    (163.745, None),
+    (83.299, None),
+    (43.164, None),
 )
 
 
@@ -71,9 +50,8 @@ def main() -> None:
         raise SystemExit(f"{folder} is absent: the profiles of eth-easl/sailor are needed")
     table = Table("model", "A100+V100", "step s", "bound s", "CPU s", "programs", "Sailor", "Metis")
     plans = []
-    for case in CASES:
-        devices = {"A100-40": case.fast, "V100-16": case.slow}
-        instance = read_sailor_instance(folder, case.model, devices, case.batch)
+    for case, (sailor, metis) in zip(SAILOR, PEERS, strict=True):
+        instance = case.read(folder)
         place_sailor(instance, Budget(evaluations=1), np.random.default_rng(0))
         before = time.process_time()
         found = place_sailor(instance, Budget(seconds=given.seconds), np.random.default_rng(0))
@@ -85,8 +63,8 @@ def main() -> None:
             f"{found.bound:.4f}",
             f"{spent:.1f}",
             str(found.evaluations),
-            f"{case.sailor:.3f}",
-            "-" if case.metis is None else f"{case.metis:.3f}",
+            f"{sailor:.3f}",
+            "-" if metis is None else f"{metis:.3f}",
         )
         if found.placement is not None:
             plans.append(f"{case.model} {case.fast}+{case.slow}: {_words(found.placement)}")

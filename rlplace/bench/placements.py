@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlplace.bench.types import Key, Trial, salt_of
-from rlplace.cost.given import makespan_bound
+from rlplace.cost.given import makespan_bound, piper_bound
 from rlplace.cost.given.sailor_form import SailorInstance
 from rlplace.graph.formats.types import EventCosts, GivenInstance, LoadCosts
 from rlplace.planners.given.contiguous import load_bound
@@ -75,7 +75,9 @@ class PlacementProblem:
             return None
         if isinstance(own.costs, EventCosts):
             return makespan_bound(own)
-        return load_bound(color_units(own), own.costs) if isinstance(own.costs, LoadCosts) else None
+        if isinstance(own.costs, LoadCosts):
+            return load_bound(color_units(own), own.costs)
+        return piper_bound(own)
 
     def solvers(
         self, planners: Mapping[str, Planner], placers: Collection[str]

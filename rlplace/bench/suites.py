@@ -9,7 +9,7 @@ random      200  synthetic graphs of families and on device kinds that no policy
 real        120  the largest library model of each of 12 families that fits on each of 10 clusters
 dag         40   the same for four families of models that branch
 random-dev  200  synthetic graphs of families and on kinds that policies are trained on
-public      61   graphs and profiles of peers under their own costs (`rlplace.bench.public`)
+public      62   graphs and profiles of peers under their own costs (`rlplace.bench.public`)
 =========== ==== ================================================================================
 
 Nothing is developed on `random`, `real` and `dag`: for that is `random-dev`.

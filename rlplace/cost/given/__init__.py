@@ -11,7 +11,7 @@ from rlplace.cost.given.events import (
     simulate_events,
 )
 from rlplace.cost.given.loads import broken_rule, color_of, device_loads, max_load
-from rlplace.cost.given.piper import PiperStage, piper_load, stage_load, stage_memory
+from rlplace.cost.given.piper import PiperStage, piper_bound, piper_load, stage_load, stage_memory
 
 __all__ = [
     "GivenSchedule",
@@ -23,6 +23,7 @@ __all__ = [
     "makespan_bound",
     "max_load",
     "median_makespan",
+    "piper_bound",
     "piper_load",
     "simulate_events",
     "stage_load",

@@ -102,6 +102,23 @@ def piper_load(instance: GivenInstance, stages: Sequence[PiperStage]) -> float:
     return max(stage_load(instance, stage) for stage in stages)
 
 
+def piper_bound(instance: GivenInstance) -> float:
+    """No Piper plan has a smaller largest load: device-seconds without exchanges, shared evenly.
+
+    A stage of d copies with t devices each has at least the load sum(time) / d, which is the sum of
+    time x t over its d t devices; so the largest load is no less than the mean of that over all.
+
+    Args:
+        instance: A Piper instance.
+
+    Raises:
+        InputError: If the instance is of another form.
+    """
+    costs = costs_of(instance, PiperCosts)
+    work = sum(min(v.time * v.degree for v in variants) for variants in costs.variants)
+    return work / costs.devices
+
+
 def _chosen(instance: GivenInstance, stage: PiperStage) -> dict[int, Variant]:
     """The variant of each group of a stage."""
     costs = costs_of(instance, PiperCosts)

@@ -8,12 +8,12 @@ exchanges.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
 
 import numpy as np
 
 from rlplace.cost.given.event_loop import EventArrays
 from rlplace.graph.formats.types import GivenInstance
+from rlplace.planners.given.alike import alike_before
 from rlplace.planners.given.event_search import EventSearch
 from rlplace.planners.given.types import Placed, Placement
 from rlplace.planners.types import Limits
@@ -33,7 +33,7 @@ def exhaustive(
 
 def all_placements(arrays: EventArrays) -> Iterator[Placement]:
     """Every legal placement, once for all exchanges of devices that are alike."""
-    before = _alike_before(arrays)
+    before = alike_before(arrays)
     legal = [np.flatnonzero(np.isfinite(row)).tolist() for row in arrays.times]
     stack: list[Placement] = [()]
     while stack:
@@ -47,16 +47,3 @@ def all_placements(arrays: EventArrays) -> Iterator[Placement]:
             for device in reversed(legal[len(placed)])
             if before[device] is None or before[device] in used
         ]
-
-
-def _alike_before(arrays: EventArrays) -> list[int | None]:
-    """For each device the one before it that nothing tells apart from it."""
-    before: list[int | None] = [None] * arrays.devices
-    for one, other in combinations(range(arrays.devices), 2):
-        swapped = np.arange(arrays.devices)
-        swapped[[one, other]] = other, one
-        links = (arrays.delays, arrays.rates)
-        same = all(np.array_equal(link, link[np.ix_(swapped, swapped)]) for link in links)
-        if same and np.array_equal(arrays.times, arrays.times[:, swapped]):
-            before[other] = one
-    return before

@@ -30,9 +30,14 @@ def heft(instance: GivenInstance, budget: Limits, rng: np.random.Generator) -> P
 
 def heft_placement(arrays: EventArrays) -> Ints:
     """The device of each op by HEFT (V,)."""
+    return heft_schedule(arrays).placement
+
+
+def heft_schedule(arrays: EventArrays) -> Slots:
+    """All ops as HEFT puts them."""
     slots = Slots(arrays)
     legal = np.isfinite(arrays.times)
     # Stable: of equal ranks (ops that cost nothing) the producer stays first.
     for op in np.argsort(-upward_rank(arrays), kind="stable"):
         slots.put_earliest(int(op), np.flatnonzero(legal[op]))
-    return slots.placement
+    return slots

@@ -10,6 +10,7 @@ from rlplace.planners.given.anneal import annealing
 from rlplace.planners.given.best import best
 from rlplace.planners.given.critical_path import critical_path
 from rlplace.planners.given.cross_entropy import cross_entropy
+from rlplace.planners.given.dlplacer import dlplacer
 from rlplace.planners.given.etf import m_etf
 from rlplace.planners.given.exhaustive import exhaustive
 from rlplace.planners.given.genetic import genetic
@@ -21,7 +22,7 @@ from rlplace.planners.given.sct import m_sct
 from rlplace.planners.given.tree_search import tree_search
 from rlplace.planners.given.types import Placer
 
-#: GiPH and DOPPLER: list schedules, searches, and what is only for tiny ones.
+#: GiPH and DOPPLER: list schedules, searches, programs, and what is only for tiny ones.
 EVENT_PLACERS: dict[str, Placer[Any]] = {
     "heft": heft,
     "critical_path": critical_path,
@@ -32,6 +33,7 @@ EVENT_PLACERS: dict[str, Placer[Any]] = {
     "cross_entropy": cross_entropy,
     "genetic": genetic,
     "tree_search": tree_search,
+    "dlplacer": dlplacer,
     "best": best,
     "exhaustive": exhaustive,
 }

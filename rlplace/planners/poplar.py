@@ -64,7 +64,7 @@ class _Replicas:
     Args:
         costing: Of the instance.
         mode: The mode.
-        roomy: Whether memory is no limit.
+        roomy: Whether memory is no limit; all have equal shares then, the least overfull.
     """
 
     costing: Costing
@@ -93,7 +93,8 @@ class _Replicas:
             mesh = Mesh(devices, 1, len(devices)) if zero else Mesh(devices, len(devices))
             one = of_shape(instance, (1, 1, 1), 1, zero=zero, recompute=recompute, offload=offload)
             stage = replace(one.stages[0], mesh=mesh)
-            kinds = [instance.cluster.devices[device].kind for device in devices]
+            described = instance.cluster.devices
+            kinds = ["" if self.roomy else described[device].kind for device in devices]
             self._known[devices] = None
             if self.costing.solver.usable(mesh):
                 curves = curves_of(self.costing, stage, kinds, instance.global_batch, self.roomy)

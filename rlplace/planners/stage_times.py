@@ -38,7 +38,10 @@ class StageTimes:
         return even_cuts(self.solver.instance, _CUTS)
 
     def seconds(self, mesh: Mesh, behind: int) -> Floats:
-        """(N, N) seconds of a stage by its first and last cut, with so many stages behind it."""
+        """(N, N) seconds of a stage by its first and last cut, with so many stages behind it.
+
+        They are those of a micro-batch, with its part of what comes once a step.
+        """
         held = min(self.count, behind + 1)
         key = (self.solver.mesh_class(mesh), held)
         if key not in self._seconds:
@@ -46,7 +49,7 @@ class StageTimes:
             for stop in range(1, len(self.cuts)):
                 row = self.solver.row(int(self.cuts[stop]), mesh, self.count, held)
                 column = row.lean_seconds if self.lean else row.seconds
-                found[:stop, stop] = column[self.cuts[:stop]]
+                found[:stop, stop] = (column + row.tail / self.count)[self.cuts[:stop]]
             self._seconds[key] = found
         return self._seconds[key]
 

@@ -14,13 +14,10 @@ from itertools import product
 
 from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.schedules import in_flight, owners
-from rlplace.plan.types import Mesh, Plan, Stage
+from rlplace.plan.types import Plan
 from rlplace.plan.uniform import make_plan
 from rlplace.planners.search import Search, objective
-from rlplace.planners.stage_tables import Stages
-
-#: A stage without its choices.
-Part = tuple[int, int, Mesh]
+from rlplace.planners.stage_tables import Part, Stages
 
 #: By how many groups a border moves.
 _STEPS = (1, -1, 2, -2)
@@ -90,7 +87,6 @@ def built(
     """The plan of these parts, with the best choices of each stage by itself."""
     held = in_flight(schedule, owners(mesh for _, _, mesh in parts), micro_batches)
     made = tuple(
-        Stage(*part, stages.choices(*part, micro_batches, own))
-        for part, own in zip(parts, held, strict=True)
+        stages.stage(part, micro_batches, own) for part, own in zip(parts, held, strict=True)
     )
     return make_plan(stages.costing.instance, made, micro_batches, schedule)

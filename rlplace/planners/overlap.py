@@ -2,8 +2,9 @@
 
 Decision space: contiguous stages, each on a mesh of its own shape, that takes any of the devices
 that are left (`takes`): device kinds in any order, degrees that are no powers of two, stages that
-span kinds. The choices inside a stage know what hides behind its backward (`overlap_stage`), those
-of the pipeline what hides behind the backward of the stages before (`overlap_pipeline`).
+span kinds, whose replicas have shares with which they end together (`shares`); and the schedules
+that the instance offers. The choices inside a stage know what hides behind its backward
+(`overlap_stage`), the pipeline what hides behind that of the stages before (`overlap_pipeline`).
 
 For each micro-batch count the program gives a few plans of each number of stages, which the
 estimate compares; from the best few with different meshes it descends (`descent`). Complexity: for

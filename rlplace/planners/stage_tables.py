@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.plan.types import GroupChoice, Mesh
+from rlplace.plan.types import GroupChoice, Mesh, Stage
 from rlplace.planners.costing import Costing
 from rlplace.planners.mesh_options import MeshTables
 from rlplace.planners.overlap_stage import OverlapProgram
 from rlplace.planners.search import Search
+from rlplace.planners.shares import curves_of, even_time
 from rlplace.planners.stage_solver import StageSolver
 from rlplace.planners.takes import State, Takes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+#: A stage without its choices.
+Part = tuple[int, int, Mesh]
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Stages:
 
     costing: Costing
     _programs: dict[tuple[int, int], OverlapProgram] = field(default_factory=dict)
+    _gains: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tables = MeshTables(self.costing)
@@ -56,12 +60,63 @@ class Stages:
         swept = self.program(mesh, count).block(cuts, held)
         priced = self.costing.solver.block(cuts, mesh, count, held)
         better = count * swept[0] + swept[2] <= count * priced[0] + priced[2]
-        return np.where(better, swept, priced)
+        found = np.where(better, swept, priced)
+        found[:2] *= self._gain(mesh, count)
+        return found
 
-    def choices(
+    def stage(self, part: Part, count: int, held: int) -> Stage:
+        """The stage behind `block`; the leanest one where nothing fits.
+
+        Replicas of unequal devices have as many samples as make them end together.
+        """
+        start, stop, mesh = part
+        stage = Stage(*part, self._choices(start, stop, mesh, count, held))
+        if not self._unequal(mesh):
+            return stage
+        return replace(stage, shares=self._shares(stage, count, held)[0])
+
+    def _unequal(self, mesh: Mesh) -> bool:
+        return mesh.dp > 1 and len(set(self._kinds(mesh))) > 1
+
+    def _kinds(self, mesh: Mesh) -> list[str]:
+        devices = self.costing.instance.cluster.devices
+        return [devices[device].kind for device in mesh.firsts]
+
+    def _gain(self, mesh: Mesh, count: int) -> float:
+        """What unequal shares make of the seconds that equal ones take, of the whole model."""
+        if not self._unequal(mesh):
+            return 1.0
+        key = (self.costing.solver.mesh_class(mesh), count)
+        if key not in self._gains:
+            graph = self.costing.instance.graph
+            first = [
+                self.costing.solver.options(group.structure, mesh)[0] for group in graph.groups
+            ]
+            whole = Stage(0, len(graph.groups), mesh, tuple(first))
+            self._gains[key] = self._shares(whole, count, 1, roomy=True)[1]
+        return self._gains[key]
+
+    def _shares(
+        self, stage: Stage, count: int, held: int, roomy: bool = False
+    ) -> tuple[tuple[int, ...], float]:
+        """Shares with which replicas end together, and seconds over those of equal shares.
+
+        There are none where they have no room, or where equal ones are as good.
+        """
+        micro_batch = self.costing.instance.global_batch // count
+        kinds = self._kinds(stage.mesh)
+        curves = curves_of(self.costing, stage, kinds, micro_batch, roomy, held)
+        shares = even_time(curves, micro_batch)
+        if shares is None or min(shares) < 1:
+            return (), 1.0
+        taken = [own.seconds[share] for own, share in zip(curves, shares, strict=True)]
+        even = max(own.seconds[micro_batch // stage.mesh.dp] for own in curves)
+        gain = float(max(taken) / even)
+        return (shares, gain) if gain < 1.0 else ((), 1.0)
+
+    def _choices(
         self, start: int, stop: int, mesh: Mesh, count: int, held: int
     ) -> tuple[GroupChoice, ...]:
-        """The choices behind `block`; the leanest ones where nothing fits."""
         solver = self.costing.solver
         swept = self.program(mesh, count).stage(start, stop, held)
         row = solver.row(stop, mesh, count, held)

@@ -73,3 +73,21 @@ def test_never_worse_than_the_simpler_program(index: int) -> None:
     instance = suite("random-dev")[index].instance
     other = dynamic(instance, Budget(), np.random.default_rng(0))
     assert _seconds(_planned(instance)) <= _seconds(other) * 1.005
+
+
+def test_replicas_of_unequal_devices_have_unequal_shares() -> None:
+    # One group cannot be cut into stages: two devices are replicas, of which one is twice as quick.
+    instance = Instance(
+        chain([1e9], floats=1e3, params=10),
+        cluster([[_FAST, _SLOW]], intra=Link(500e9, 1e-9)),
+        12,
+        zero_levels=(0,),
+        recompute_modes=("none",),
+    )
+    result = _planned(instance)
+    assert result.plan is not None
+    check(instance, result.plan)
+    (stage,) = result.plan.stages
+    assert stage.shares[0] == 2 * stage.shares[1]
+    even = exhaustive(instance, Budget(), np.random.default_rng(0))
+    assert _seconds(result) == pytest.approx(_seconds(even) * 2 / 3, rel=0.01)

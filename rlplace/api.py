@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlplace.errors import InfeasibleError
+from rlplace.errors import InfeasibleError, InputError, nearest_names
 from rlplace.graph import library
 from rlplace.plan.types import Instance, Plan
 from rlplace.plan.uniform import uniform_plan
@@ -82,28 +82,55 @@ def place(
     time_limit: float = 0.25,
     policy: str | Path | None = None,
     seed: int = 0,
+    planner: str | None = None,
 ) -> Placement:
     """Answer an instance: the shipped policy, simple heuristics, and what local search adds.
 
     The answer fits and is never worse than the heuristics. The policy's own result and seconds are
-    in `alternatives`, apart from the rest.
+    in `alternatives`, apart from the rest. Where there is time, `overlap` finds better plans.
 
     Args:
         instance: The question.
         time_limit: Seconds to spend, about; a first answer of each planner is always completed.
         policy: Folder of a policy; by default the shipped one.
         seed: Of the policy's samples and of the annealing.
+        planner: A name of `rlplace.planners.registry.PLANNERS` that answers in their place.
 
     Raises:
-        InputError: If no stage can have the tp degrees that the instance asks for.
+        InputError: If there is no such planner, or if no stage can have the tp degrees that the
+            instance asks for.
         InfeasibleError: If no planner found a plan that fits; says what misses by how much, and
             the smallest changes that would help.
     """
     started = time.perf_counter()
     if instance.tp_degrees is not None:
         refuse_shapeless(instance)
-    rng = np.random.default_rng(seed)
-    costing = Costing(instance)
+    rng, costing = np.random.default_rng(seed), Costing(instance)
+    if planner is None:
+        found = _ensemble(costing, time_limit, policy, rng)
+    else:
+        found = {planner: _named(planner)(instance, Budget(seconds=time_limit), rng, costing)}
+    best = best_of(list(found.values()))
+    seconds = time.perf_counter() - started
+    if best.plan is None or best.estimate is None:
+        raise InfeasibleError(_no_plan(instance, best))
+    return Placement(best.plan, best.estimate, best.planner, seconds, bound(instance), found)
+
+
+def _named(planner: str) -> Planner:
+    from rlplace.planners.registry import PLANNERS
+
+    if planner not in PLANNERS:
+        rule = f"must be one of {', '.join(PLANNERS)}"
+        raise InputError("planner", planner, rule, nearest_names(planner, PLANNERS))
+    return PLANNERS[planner]
+
+
+def _ensemble(
+    costing: Costing, time_limit: float, policy: str | Path | None, rng: np.random.Generator
+) -> dict[str, PlannerResult]:
+    """What the policy, a few heuristics, and annealing from the best of them get."""
+    started, instance = time.perf_counter(), costing.instance
     found: dict[str, PlannerResult] = {}
     found["policy"] = shipped_policy(policy)(
         instance, Budget(seconds=_POLICY_SHARE * time_limit), rng, costing
@@ -118,11 +145,7 @@ def place(
         better = anneal(instance, Budget(seconds=left), rng, start, costing)
         name = f"{best.planner}+anneal"
         found[name] = replace(better, planner=name)
-        best = best_of([best, found[name]])
-    seconds = time.perf_counter() - started
-    if best.plan is None or best.estimate is None:
-        raise InfeasibleError(_no_plan(instance, best))
-    return Placement(best.plan, best.estimate, best.planner, seconds, bound(instance), found)
+    return found
 
 
 def replanner(

@@ -107,9 +107,11 @@ def plan(
     framework: str = "torch",
     offload: bool = False,
     slices: int = 1,
+    schedules: tuple[str, ...] = ("1f1b",),
     runnable: bool = False,
     time_limit: float = 0.5,
     policy: Path | None = None,
+    planner: str | None = None,
     seed: int = 0,
     out: Path | None = None,
     picture: Path | None = None,
@@ -136,9 +138,11 @@ def plan(
         framework: Trainer whose constants the estimate takes: torch, megatron, nanotron, ...
         offload: Optimizer states may be kept in the memory of the host.
         slices: Slices into which weights that are gathered (ZeRO-3) may be cut.
+        schedules: Schedules that the planner `overlap` may choose: 1f1b, interleaved, zb-h1, ...
         runnable: Refuse what `rlplace run` does not execute: fp16, fp8, fused kernels.
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
+        planner: One planner alone, as overlap (give it a time limit of 10) or megatron.
         seed: Seed of the search.
         out: Write the plan here as JSON, for `rlplace run`.
         picture: Draw the predicted timeline here (PNG, SVG or PDF).
@@ -172,9 +176,10 @@ def plan(
         framework=framework,
         offload=offload,
         slices=tuple(sorted({1, slices})),
+        schedules=schedules,
     )
     try:
-        placed = place(instance, time_limit, policy, seed)
+        placed = place(instance, time_limit, policy, seed, planner)
     except InfeasibleError as error:
         if json:
             _print(infeasible_data(instance, str(error)))

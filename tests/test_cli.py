@@ -113,6 +113,25 @@ def test_plan_offers_slices(
     assert "numbers of slices, each at least 1" in " ".join(capsys.readouterr().err.split())
 
 
+def test_plan_takes_another_planner_and_offers_it_schedules(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["plan", "gpt2-tiny", "4x1xA100-40:eth1", "--global-batch", 16]
+    named = [*arguments, "--planner", "overlap", "--time-limit", 20, "--json"]
+    found = {}
+    for schedules in (("1f1b",), ("1f1b", "zb-h1", "zb-v")):
+        assert call(*named, "--schedules", *schedules) == OK
+        found[schedules] = json.loads(capsys.readouterr().out)
+        assert found[schedules]["planner"] == "overlap"
+        assert list(found[schedules]["alternatives"]) == ["overlap"]
+    few, many = (data["step_time"] for data in found.values())
+    assert many <= few
+    assert call(*arguments, "--planner", "overlapp") == BAD_INPUT
+    assert "overlap" in capsys.readouterr().err
+    assert call(*arguments, "--schedules", "2f2b") == BAD_INPUT
+    assert "schedules" in capsys.readouterr().err
+
+
 def test_plan_explains_itself_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "gpt2-tiny", "4xA100-40", "--global-batch", 32, "--time-limit", 0.05]
     assert call(*arguments, "--explain") == OK

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from rlplace.errors import InputError, nearest_names
 from rlplace.plan.orders import Peak, levels, peaks, refuse_orders
-from rlplace.plan.types import Action, ActionKind, Mesh, Plan
+from rlplace.plan.types import SCHEDULE_NAMES, Action, ActionKind, Mesh, Plan
 
 Orders = tuple[tuple[Action, ...], ...]
 
@@ -95,13 +95,9 @@ def zb_v(owner: Sequence[int], micro_batches: int) -> Orders:
 
 _WHOLE: tuple[ActionKind, ...] = ("F", "B")
 
-SCHEDULES: dict[str, Callable[[Sequence[int], int], Orders]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "zb-h1": zb_h1,
-    "zb-v": zb_v,
-}
+SCHEDULES: dict[str, Callable[[Sequence[int], int], Orders]] = dict(
+    zip(SCHEDULE_NAMES, (gpipe, one_f_one_b, interleaved, zb_h1, zb_v), strict=True)
+)
 
 
 def _alternate(

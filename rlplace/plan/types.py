@@ -59,6 +59,9 @@ _PREFERRED = ("bf16-mixed", "fp16-mixed", "fp32")
 
 ATTENTION_KERNELS = ("flash", "math")
 
+#: See `rlplace.plan.schedules`.
+SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+
 #: From what keeps most to what keeps least.
 RECOMPUTE_MODES = ("none", "attention", "ops", "full")
 
@@ -96,6 +99,8 @@ class Instance:
             where it frees something, which is with the ``math`` kernel.
         offload: Whether a planner may keep optimizer states in the memory of the host.
         slices: Numbers of slices into which a planner may cut weights that are gathered (ZeRO-3).
+        schedules: Names of schedules that a planner may choose beside 1F1B, which each knows; only
+            some planners choose.
         tp_degrees: Degrees of the tp axis that a planner may choose; None for all that are legal
             and have layouts.
         loss_chunks: Equal chunks of tokens through which the loss goes, forward and backward one
@@ -121,6 +126,7 @@ class Instance:
     recompute_modes: tuple[str, ...] = ("none", "full")
     offload: bool = False
     slices: tuple[int, ...] = (1,)
+    schedules: tuple[str, ...] = ("1f1b",)
     tp_degrees: tuple[int, ...] | None = None
     loss_chunks: int = 1
     fused: bool = False
@@ -135,6 +141,7 @@ class Instance:
             ("precision", self.precision, tuple(PRECISIONS)),
             ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("attention", self.attention, ATTENTION_KERNELS),
+            *(("schedules", name, SCHEDULE_NAMES) for name in self.schedules),
         )
         for name, value, legal in known:
             if value not in legal:

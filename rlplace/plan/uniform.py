@@ -101,7 +101,7 @@ def uniform_plan(
         count = _shared(instance.global_batch, dp, shares, micro_batches)
     else:
         count = _micro_batches(instance.global_batch, dp, pp, micro_batch, micro_batches)
-    owner = _owner(schedule, pp, virtual)
+    owner = dealt(schedule, pp, virtual)
     if cuts is None:
         cut = layer_cuts if balance == "layers" else balanced_cuts
         cuts = cut(instance, len(owner))
@@ -123,8 +123,14 @@ def uniform_plan(
     return make_plan(instance, tuple(stages), count, schedule)
 
 
-def _owner(schedule: str, pp: int, virtual: int | None) -> tuple[int, ...]:
-    """The pipeline rank of each stage, as the schedule deals them out."""
+def dealt(schedule: str, pp: int, virtual: int | None = None) -> tuple[int, ...]:
+    """The pipeline rank of each stage, as the schedule deals them out.
+
+    Args:
+        schedule: Its name.
+        pp: Pipeline ranks.
+        virtual: Stages of each; by default what the schedule asks for.
+    """
     refuse_name(schedule)
     rounds = virtual if virtual is not None else 2 if schedule in ("interleaved", "zb-v") else 1
     if rounds < 1:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
+
+import numpy as np
 
 from rlplace.plan.check import legal_micro_batches
-from rlplace.plan.schedules import in_flight, owners
-from rlplace.plan.types import Plan
-from rlplace.plan.uniform import make_plan
+from rlplace.plan.schedules import in_flight, lanes, owners
+from rlplace.plan.types import Mesh, Plan
+from rlplace.plan.uniform import dealt, group_loads, make_plan
 from rlplace.planners.search import Search, objective
 from rlplace.planners.stage_tables import Part, Stages
 
@@ -23,6 +25,8 @@ from rlplace.planners.stage_tables import Part, Stages
 _STEPS = (1, -1, 2, -2)
 #: How much more than its seconds in a step the work of a stage weighs against its tail.
 _WEIGHTS = (1.0, 2.0, 4.0, 16.0, 0.25)
+#: Stages a lane that are tried with each schedule.
+_VIRTUAL = {"gpipe": (1,), "1f1b": (1,), "interleaved": (2, 3, 4), "zb-h1": (1,), "zb-v": (2,)}
 #: What counts as better, in the logarithm of the step time.
 _GAIN = 1e-6
 #: Cells of the memory axis.
@@ -57,6 +61,7 @@ def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
             moved = [(a, b + step, left), (b + step, d, right)]
             line = [*parts[: border - 1], *moved, *parts[border + 1 :]]
             yield built(stages, line, plan.micro_batches, plan.schedule)
+    yield from rescheduled(stages, plan)
     for index, weight in product(range(len(parts)), _WEIGHTS):
         other = _rechosen(stages, plan, index, weight)
         if other is not None:
@@ -66,6 +71,40 @@ def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
     for count in counts[max(0, at - 1) : at + 2]:
         if all(plan.global_batch // count % mesh.dp == 0 for _, _, mesh in parts):
             yield built(stages, parts, count, plan.schedule)
+
+
+def rescheduled(stages: Stages, plan: Plan) -> Iterator[Plan]:
+    """The plan with each other schedule that the instance offers, the same meshes in its lanes.
+
+    Where a schedule deals several stages to a lane, each lane has the same part of the work.
+    """
+    meshes = lanes(plan)
+    if len(meshes) < 2:
+        return
+    for name in stages.costing.instance.schedules:
+        for virtual in _VIRTUAL[name]:
+            owner = dealt(name, len(meshes), virtual)
+            legal = name != "interleaved" or plan.micro_batches % len(meshes) == 0
+            parts = _dealt_parts(stages, plan, meshes, owner)
+            if legal and parts and (name, len(owner)) != (plan.schedule, len(plan.stages)):
+                yield built(stages, parts, plan.micro_batches, name)
+
+
+def _dealt_parts(
+    stages: Stages, plan: Plan, meshes: Sequence[Mesh], owner: Sequence[int]
+) -> list[Part]:
+    """Stages for the lanes in turn, with the share of the work that each has now; maybe none."""
+    loads = np.concatenate([[0.0], np.cumsum(group_loads(stages.costing.instance))])
+    work = {mesh: 0.0 for mesh in meshes}
+    for stage in plan.stages:
+        work[stage.mesh] += loads[stage.stop] - loads[stage.start]
+    own = [work[meshes[lane]] / owner.count(lane) for lane in owner]
+    cuts = np.searchsorted(loads, np.cumsum([0.0, *own]) - 1e-9 * loads[-1])
+    cuts[-1] = len(loads) - 1
+    if any(a >= b for a, b in pairwise(cuts)):
+        return []
+    spans = pairwise(int(cut) for cut in cuts)
+    return [(a, b, meshes[lane]) for (a, b), lane in zip(spans, owner, strict=True)]
 
 
 def _rechosen(stages: Stages, plan: Plan, index: int, weight: float) -> Plan | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 
 from rlplace.bench.suites import suite
 from rlplace.plan.check import check
+from rlplace.plan.testing import chain, cluster, round_kind
+from rlplace.plan.types import Instance, Mesh
 from rlplace.plan.uniform import uniform_plan
 from rlplace.planners.costing import Costing
-from rlplace.planners.descent import descend
+from rlplace.planners.descent import descend, rescheduled
 from rlplace.planners.search import Search, objective
 from rlplace.planners.stage_tables import Stages
 from rlplace.planners.types import Budget
@@ -42,3 +47,46 @@ def test_it_keeps_to_its_evaluations() -> None:
     descend(search, Stages(costing), start, 2)
     assert search.evaluations <= 3
     assert np.isfinite(search.result().seconds)
+
+
+def test_schedules_that_are_offered_are_chosen_where_they_are_quicker() -> None:
+    # Four stages and few micro-batches: 1F1B leaves a bubble that a V without bubbles does not.
+    plain = Instance(
+        chain([1e9] * 16, floats=1e3, params=10),
+        cluster([[round_kind()] * 4]),
+        8,
+        zero_levels=(0,),
+        recompute_modes=("none",),
+    )
+    offered = replace(plain, schedules=("1f1b", "interleaved", "zb-h1", "zb-v"))
+    start = uniform_plan(plain, pp=4, micro_batches=8)
+    reached = {}
+    for instance in (plain, offered):
+        search = Search("descent", Costing(instance), Budget())
+        reached[instance.schedules] = descend(search, Stages(search.costing), start, 500)
+        check(instance, reached[instance.schedules])
+    one, other = reached.values()
+    assert one.schedule == "1f1b"
+    assert other.schedule != "1f1b"
+    estimator = Costing(plain).estimator
+    assert estimator.estimate(other).step_time < 0.9 * estimator.estimate(one).step_time
+
+
+def test_lanes_keep_their_part_of_the_work_in_every_schedule() -> None:
+    names = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v")
+    instance = Instance(
+        chain([1e9] * 24, floats=1e3, params=10),
+        cluster([[round_kind()] * 2]),
+        8,
+        zero_levels=(0,),
+        schedules=names,
+    )
+    plan = uniform_plan(instance, pp=2, micro_batches=8, cuts=(12,))
+    found = list(rescheduled(Stages(Costing(instance)), plan))
+    assert {other.schedule for other in found} == set(names) - {"1f1b"}
+    for other in found:
+        check(instance, other)
+        groups = Counter[Mesh]()
+        for stage in other.stages:
+            groups[stage.mesh] += stage.stop - stage.start
+        assert set(groups.values()) == {12}

@@ -75,7 +75,7 @@ def galvatron_cases(folder: Path) -> Iterator[Case]:
             theirs,
             published.step_time if memory == 36 else None,
             cpu,
-            ("galvatron", "dynamic", "portfolio"),
+            ("galvatron", "overlap", "dynamic", "portfolio"),
             (
                 f"its plan has {batches} micro-batches; with as many, galvatron finds "
                 + (f"{alike.step_time:.3f} s" if alike else "nothing"),
@@ -104,7 +104,9 @@ def aceso_cases(folder: Path) -> Iterator[Case]:
         instance, cost = aceso_gpt(folder, "1_3B", fine)
         groups = "five groups a layer" if fine else "two groups a layer"
         name = f"Aceso, GPT-1.3B, {groups}"
-        yield Case(name, instance, cost, 101.18, None, 51, ("aceso", "galvatron", "portfolio"))
+        yield Case(
+            name, instance, cost, 101.18, None, 51, ("aceso", "overlap", "galvatron", "portfolio")
+        )
 
 
 CASES: dict[str, Callable[[Path], Iterator[Case]]] = {

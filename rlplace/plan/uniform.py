@@ -273,10 +273,11 @@ def group_loads(instance: Instance) -> npt.NDArray[np.float64]:
     """How heavy each group is, for cuts that need no cost model: FLOPs of a sample, both passes.
 
     The elements that it moves are added as if each were one FLOP, so that a group without matmuls
-    weighs a little.
+    weighs a little. Where nothing is known of any, as in a graph that a profile gave, all weigh one.
     """
     works = [instance.graph.structure(group.index).work for group in instance.graph.groups]
-    return np.array([work.flops(1) + work.backward_flops(1) + work.moved(1) for work in works])
+    loads = [work.flops(1) + work.backward_flops(1) + work.moved(1) for work in works]
+    return np.array(loads if any(loads) else [1.0] * len(loads))
 
 
 def even_cuts(instance: Instance, segments: int) -> npt.NDArray[np.int64]:

@@ -34,7 +34,8 @@ from rlplace.planners.takes import Takes, all_takes
 from rlplace.planners.types import Budget, PlannerResult, joined
 from rlplace.simulate.types import Estimate
 
-_CUTS = 48
+#: Where stages may begin: so many cuts at most, and where there are few takes.
+_CUTS, _FINE_CUTS, _FEW_TAKES = 48, 128, 256
 _DEPTH = 24
 _COUNTS = 9
 #: Uniform plans that are looked at first, and the share of the seconds for them.
@@ -91,7 +92,7 @@ def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
 def _plans(search: Search, stages: Stages, takes: Takes, count: int, most: float) -> Iterator[Plan]:
     """Plans that may be below `most` seconds, the best of each number of stages."""
     instance = stages.costing.instance
-    cuts = even_cuts(instance, _CUTS)
+    cuts = even_cuts(instance, _FINE_CUTS if len(takes.meshes) <= _FEW_TAKES else _CUTS)
     deepest = min(_DEPTH, len(instance.cluster.devices), len(cuts) - 1)
     tables = stage_tables(stages, takes, cuts, count, deepest, search)
     if tables is None:

@@ -46,7 +46,7 @@ def dlplacer(
 
 
 def solve_within(
-    search: EventSearch, tasks: Tasks, cutoff: float, seconds: float = np.inf
+    search: EventSearch, tasks: Tasks, cutoff: float, share: float = 1.0
 ) -> Schedule | None:
     """The best schedule of some tasks in what is left of the budget, but for one evaluation.
 
@@ -54,15 +54,15 @@ def solve_within(
         search: Whose budget it is.
         tasks: What is scheduled.
         cutoff: The makespan of a schedule that is known.
-        seconds: Time limit, if that is less than what is left.
+        share: Of what is left, that may be spent.
 
     Returns:
         What the program says; None if nothing is left, or it is too large.
     """
-    nodes = search.left - 1
+    nodes = int(share * (search.left - 1))
     if search.stopped or nodes < 1 or tasks.rows > MOST_ROWS:
         return None
-    seconds = min(seconds, search.budget.seconds - search.seconds)
+    seconds = share * (search.budget.seconds - search.seconds)
     found = least_makespan(tasks, cutoff, seconds, nodes)
     search.evaluations += min(found.nodes, nodes)
     return found

@@ -17,6 +17,8 @@ from rlplace.planners.given.genetic import genetic
 from rlplace.planners.given.heft import heft
 from rlplace.planners.given.hill_climb import hill_climbing
 from rlplace.planners.given.max_load import contiguous, scattered
+from rlplace.planners.given.merge_milp import merge_milp
+from rlplace.planners.given.min_cut import min_cut
 from rlplace.planners.given.piper import piper
 from rlplace.planners.given.sct import m_sct
 from rlplace.planners.given.tree_search import tree_search
@@ -34,6 +36,8 @@ EVENT_PLACERS: dict[str, Placer[Any]] = {
     "genetic": genetic,
     "tree_search": tree_search,
     "dlplacer": dlplacer,
+    "merge_milp": merge_milp,
+    "min_cut": min_cut,
     "best": best,
     "exhaustive": exhaustive,
 }

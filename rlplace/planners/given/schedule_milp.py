@@ -129,6 +129,21 @@ def tasks_of(arrays: EventArrays) -> Tasks:
     )
 
 
+def greedy_makespan(tasks: Tasks) -> float:
+    """End of the schedule that puts each task, in its order, on the device where it ends first."""
+    free = np.zeros(tasks.times.shape[1])
+    ends, on = np.zeros(len(tasks.times)), np.zeros(len(tasks.times), np.int64)
+    for task in range(len(tasks.times)):
+        ready = free
+        for edge in np.flatnonzero(tasks.targets == task):
+            source = tasks.sources[edge]
+            ready = np.maximum(ready, ends[source] + tasks.transfers[edge, on[source]])
+        done = ready + tasks.times[task]
+        on[task] = int(np.argmin(done))
+        ends[task] = free[on[task]] = done[on[task]]
+    return float(ends.max())
+
+
 def least_makespan(
     tasks: Tasks, cutoff: float, seconds: float = np.inf, nodes: int = 1_000_000_000
 ) -> Schedule:

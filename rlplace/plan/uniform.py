@@ -273,7 +273,7 @@ def group_loads(instance: Instance) -> npt.NDArray[np.float64]:
     """How heavy each group is, for cuts that need no cost model: FLOPs of a sample, both passes.
 
     The elements that it moves are added as if each were one FLOP, so that a group without matmuls
-    weighs a little. Where nothing is known of any, as in a graph that a profile gave, all weigh one.
+    weighs a little. Where nothing is known of any, as in a graph of a profile, all weigh one.
     """
     works = [instance.graph.structure(group.index).work for group in instance.graph.groups]
     loads = [work.flops(1) + work.backward_flops(1) + work.moved(1) for work in works]

@@ -20,7 +20,7 @@ from rlplace.plan.types import Mesh, Plan, Stage
 from rlplace.plan.uniform import group_loads, make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.meshes import device_orders, mesh_shapes
-from rlplace.planners.search import Search, objective
+from rlplace.planners.search import Search, overflow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -30,6 +30,8 @@ _STAGES, _COUNTS = 12, 8
 #: Devices of a stage for those of the others, and work of its devices for that of others.
 _WIDTHS = (1, 2, 3, 4, 8)
 _WORK = (0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0)
+#: What a plan that does not fit costs: about as much as in `search.objective`, where it is little.
+_PRICE = 4
 #: Decisions of a plan, and of each stage.
 _OF_PLAN, _OF_STAGE = 3, 3
 
@@ -169,6 +171,7 @@ class VectorSearch:
         value = float("inf")
         if plan is not None:
             estimate = self.search.offer(plan)
-            value = float(np.exp(objective(self.search.costing.instance, estimate)))
+            over = overflow(self.search.costing.instance, estimate)
+            value = estimate.step_time * (1.0 + over) ** _PRICE
         self._known[key] = value
         return value

@@ -4,7 +4,8 @@ Decision space: what `encoding` says: order of islands, micro-batch count, stage
 and tp degrees. Algorithm: UCT; an episode decides some of them anew, in that order, and the rest is
 as in the default, replicas on all devices (`vectors.grow`). Complexity: episodes x estimates. Left
 out: automap decides the shardings of arguments and lets them spread, here layouts of groups are
-solved; its learned ranking of what is worth a decision.
+solved; its learned ranking of what is worth a decision. Decisions of stages that there are not are
+branches too, so that deep down many episodes are of one plan, which is estimated once.
 """
 
 from __future__ import annotations

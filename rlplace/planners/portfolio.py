@@ -1,6 +1,6 @@
 """Several planners on one instance, the best answer polished: the bar that a policy must pass.
 
-Decision space: what `grid`, `dynamic` and `anneal` decide.
+Decision space: what `grid`, `overlap` and `anneal` decide.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 from rlplace.plan.types import Instance
 from rlplace.planners.anneal import anneal
 from rlplace.planners.costing import Costing
-from rlplace.planners.dynamic import dynamic
 from rlplace.planners.grid import grid
+from rlplace.planners.overlap import overlap
 from rlplace.planners.types import Budget, PlannerResult, joined
 
 
@@ -47,7 +47,7 @@ def portfolio(
     costing: Costing | None = None,
     steps: int = 1000,
 ) -> PlannerResult:
-    """Dynamic program or grid, whichever is better, and `steps` annealing evaluations.
+    """The overlap-aware program or grid, whichever is better, and `steps` annealing evaluations.
 
     The grid goes first: it is quick, so a short budget has an answer.
     """
@@ -55,7 +55,7 @@ def portfolio(
     results = [grid(instance, budget, rng, costing)]
     left = budget.after(results[0])
     if left.evaluations:
-        results.append(dynamic(instance, left, rng, costing))
+        results.append(overlap(instance, left, rng, costing))
         left = left.after(results[-1])
     steps = min(steps, left.evaluations)
     return polished(instance, joined(results), replace(left, evaluations=steps), rng, costing)

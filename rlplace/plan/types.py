@@ -273,7 +273,7 @@ class Instance:
         return self.cluster.kind(device).memory * (1.0 - self.memory_margin)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """The devices of one stage along its axes, row-major in the order of the fields.
 
@@ -291,6 +291,14 @@ class Mesh:
     dp_shard: int = 1
     cp: int = 1
     tp: int = 1
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, for searches look costs up by meshes of up to a thousand devices."""
+        return hash((self.devices, self.dp_replicate, self.dp_shard, self.cp, self.tp))
 
     @property
     def dp(self) -> int:

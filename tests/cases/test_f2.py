@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 import rlplace
 from rlplace.cluster.types import Cluster
 from rlplace.graph.types import OpGraph
+from rlplace.planners.poplar import poplar
+from rlplace.planners.types import Budget
 from rlplace.simulate.types import Estimate
 
 
@@ -49,3 +52,20 @@ def test_each_card_holds_its_own_samples() -> None:
     activations = [use.activations for use in uneven.memory]
     assert activations[2:] == pytest.approx([use.activations for use in equal.memory[2:]])
     assert activations[0] == pytest.approx(1.5 * activations[2], rel=0.02)
+
+
+def test_planners_propose_the_uneven_batch() -> None:
+    """Of 1000 samples at once, on all four cards."""
+    cluster = Cluster.parse("1x(2xA6000-48+2x2080Ti-11)")
+    instance = rlplace.Instance(_graph(), cluster, 1000, precision="fp16-mixed")
+    found = poplar(instance, Budget(), np.random.default_rng(0))
+    assert found.plan is not None
+    assert found.estimate is not None
+    (stage,) = found.plan.stages
+    assert sorted(stage.mesh.devices) == [0, 1, 2, 3]
+    share = dict(zip(stage.mesh.devices, stage.shares, strict=True))
+    assert min(share[0], share[1]) > 1.2 * max(share[2], share[3]), "the A6000 take more"
+    equal = _estimate(1000, (250, 250, 250, 250))
+    by_hand = _estimate(1000, (300, 300, 200, 200))
+    assert found.estimate.step_time <= min(equal.step_time, by_hand.step_time)
+    assert found.estimate.step_time < 0.9 * equal.step_time

@@ -150,8 +150,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     titles = {"layers": f"on {_WIDE} devices", "devices": f"{_DEEP} layers"}
+    panel = None
     for index, (sweep, title) in enumerate(titles.items()):
-        panel = figure.add_subplot(1, 2, index + 1)
+        panel = figure.add_subplot(1, 2, index + 1, sharey=panel)
         lines = lines_of(rows, sweep)
         for label, (xs, ys) in lines.items():
             panel.plot(xs, ys, marker="o", label=label)

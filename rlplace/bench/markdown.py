@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def page(
         "",
         f"    {command}",
         "",
-        *wrap(_NOTES.format(optimum=optimum), 100, break_on_hyphens=False),
+        *textwrap.wrap(_NOTES.format(optimum=optimum), 100, break_on_hyphens=False),
         "",
         *_table(
             ("planner", *(f"{name} ({_problems(found, name)})" for name in suites), "none", "s"),

@@ -28,7 +28,8 @@ from rlplace.plan.uniform import even_cuts, make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
 from rlplace.planners.search import Search
-from rlplace.planners.stage_solver import StageRow, StageSolver
+from rlplace.planners.stage_rows import StageRow
+from rlplace.planners.stage_solver import StageSolver
 from rlplace.planners.types import Budget, PlannerResult
 
 Floats = npt.NDArray[np.float64]

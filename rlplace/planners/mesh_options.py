@@ -168,37 +168,40 @@ class MeshTables:
             tuple(self.keep(self._offered(index, mesh))) for index in range(len(graph.structures))
         ]
         samples = costing.instance.global_batch / micro_batches / mesh.dp
-        known: dict[tuple[int, float], list[GroupCost]] = {}
-        rows = []
+        kinds: dict[tuple[int, float], int] = {}
+        rows: list[list[GroupCost]] = []
+        owner = []
         for group in graph.groups:
             kept = boundary_bytes(costing.instance, costing.solver.reads[group.index], samples)
             key = (group.structure, kept)
-            if key not in known:
+            if key not in kinds:
+                kinds[key] = len(rows)
                 structure = graph.structures[group.structure]
-                known[key] = [
-                    costing.cost.group(costing.instance, structure, choice, mesh, samples, kept)
-                    for choice in offered[group.structure]
-                ]
-            rows.append(known[key])
+                rows.append(
+                    [
+                        costing.cost.group(costing.instance, structure, choice, mesh, samples, kept)
+                        for choice in offered[group.structure]
+                    ]
+                )
+            owner.append(kinds[key])
+        widest = max(len(row) for row in rows)
+
+        def table(value: Callable[[GroupCost], float]) -> Floats:
+            """(G, S), padded with infinity; groups that cost the same are asked once."""
+            padded = [[value(one) for one in row] + [np.inf] * (widest - len(row)) for row in rows]
+            return np.array(padded)[owner]
+
         return MeshOptions(
             tuple(offered[group.structure] for group in graph.groups),
-            _table(rows, lambda cost: cost.forward),
-            _table(rows, lambda cost: cost.backward),
-            _table(rows, _once),
-            _table(rows, lambda cost: cost.hidden * cost.reduce),
-            _table(rows, lambda cost: cost.static),
-            _table(rows, lambda cost: cost.saved),
-            _table(rows, lambda cost: cost.transient),
+            table(lambda cost: cost.forward),
+            table(lambda cost: cost.backward),
+            table(_once),
+            table(lambda cost: cost.hidden * cost.reduce),
+            table(lambda cost: cost.static),
+            table(lambda cost: cost.saved),
+            table(lambda cost: cost.transient),
             costing.solver.limit(mesh),
         )
-
-
-def _table(rows: list[list[GroupCost]], value: Callable[[GroupCost], float]) -> Floats:
-    """(G, S), padded with infinity."""
-    widest = max(len(row) for row in rows)
-    return np.array(
-        [[value(cost) for cost in row] + [np.inf] * (widest - len(row)) for row in rows]
-    )
 
 
 def _once(cost: GroupCost) -> float:

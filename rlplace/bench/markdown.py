@@ -32,7 +32,9 @@ def page(
     suites = list(dict.fromkeys(one.suite for one in found))
     optimum = ""
     if any((one.suite, one.planner) == ("tiny", "exhaustive") for one in found):
-        optimum = ", on `tiny` the optimum wherever `exhaustive` ends in time"
+        optimum = (
+            ", on `tiny` that of all plans with equal shares or better wherever `exhaustive` ends"
+        )
     machine = f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
     lines = [
         "# Planners side by side",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -32,6 +33,29 @@ _WAYS = 6
 #: Fields of a way: seconds but for what is late, what is late, forward, work, and the bytes that
 #: are held and that come and go.
 _SECONDS, _LATE, _FORWARD, _WORK, _SIZE, _PEAK = range(6)
+
+
+class _Costs(NamedTuple):
+    """Of G groups and S options, (G, S).
+
+    Args:
+        seconds: Of a step, but for reductions that may hide; infinite where there is no option.
+        forward, backward: Of a micro-batch.
+        hides: Of the reduction that may hide.
+        size: Bytes that are held.
+        transient: Bytes that come and go.
+        lean: The least bytes of each group (G,).
+        limit: Bytes that there are.
+    """
+
+    seconds: Floats
+    forward: Floats
+    backward: Floats
+    hides: Floats
+    size: Floats
+    transient: Floats
+    lean: Floats
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -54,18 +78,18 @@ class OverlapProgram:
             after = options.once - np.maximum(0.0, options.hides - options.backward)
         return np.where(np.isfinite(options.work), after, np.inf)
 
-    def _arrays(
-        self, held: int, weight: float = 1.0
-    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, Floats]:
+    def _costs(self, held: int, weight: float = 1.0) -> _Costs:
         options = self.options
-        return (
+        size = options.static + held * options.saved
+        return _Costs(
             weight * self.count * options.work + self._after,
             options.forward,
             options.backward,
             options.hides,
-            options.static + held * options.saved,
+            size,
             options.transient,
-            (options.static + held * options.saved).min(axis=1),
+            size.min(axis=1),
+            options.limit,
         )
 
     def block(self, cuts: Ints, held: int) -> Floats:
@@ -79,7 +103,7 @@ class OverlapProgram:
             (3, N, N) by first and last cut; seconds are infinite where nothing was found.
         """
         found = np.full((3, len(cuts), len(cuts)), np.inf)
-        _fill_block(*self._arrays(held), self.options.limit, cuts, self.count, found)
+        _fill_block(self._costs(held), cuts, self.count, found)
         return found
 
     def stage(
@@ -99,7 +123,7 @@ class OverlapProgram:
         """
         ways = np.empty((stop + 1, cells * _WAYS, 6))
         came = np.empty((stop, cells * _WAYS, 2), np.int64)
-        _sweep(*self._arrays(held, weight), self.options.limit, cells, start, stop, ways, came)
+        _sweep(self._costs(held, weight), cells, start, stop, ways, came)
         way = _best(ways[start])
         seconds = float(ways[start, way, _SECONDS] + ways[start, way, _LATE])
         if not np.isfinite(seconds):
@@ -112,38 +136,12 @@ class OverlapProgram:
 
 
 @numba.njit(cache=True)
-def _fill_block(
-    seconds: Floats,
-    forward: Floats,
-    backward: Floats,
-    hides: Floats,
-    size: Floats,
-    transient: Floats,
-    lean: Floats,
-    limit: float,
-    cuts: Ints,
-    count: int,
-    found: Floats,
-) -> None:
+def _fill_block(costs: _Costs, cuts: Ints, count: int, found: Floats) -> None:
     """Fill `OverlapProgram.block`."""
     ways = np.empty((cuts[-1] + 1, _WAYS, 6))
     came = np.empty((cuts[-1], _WAYS, 2), np.int64)
     for last in range(1, len(cuts)):
-        _sweep(
-            seconds,
-            forward,
-            backward,
-            hides,
-            size,
-            transient,
-            lean,
-            limit,
-            1,
-            0,
-            cuts[last],
-            ways,
-            came,
-        )
+        _sweep(costs, 1, 0, cuts[last], ways, came)
         for first in range(last):
             own = ways[cuts[first]]
             way = own[_best(own)]
@@ -159,47 +157,38 @@ def _best(ways: Floats) -> int:
 
 
 @numba.njit(cache=True)
-def _sweep(
-    seconds: Floats,
-    forward: Floats,
-    backward: Floats,
-    hides: Floats,
-    size: Floats,
-    transient: Floats,
-    lean: Floats,
-    limit: float,
-    cells: int,
-    start: int,
-    stop: int,
-    ways: Floats,
-    came: Ints,
-) -> None:
+def _sweep(costs: _Costs, cells: int, start: int, stop: int, ways: Floats, came: Ints) -> None:
     """Fill the ways to each group, and of each the option and the way that it came from."""
     ways[start : stop + 1] = np.inf
     ways[stop, 0] = 0.0
     least, new = 0.0, np.empty(6)
     # Bytes beyond the leanest, by cell; with one cell, stages may begin at any group.
-    rest = lean[start:stop].sum() if cells > 1 else 0.0
-    width = max((limit - rest) / cells, 1.0)
+    rest = costs.lean[start:stop].sum() if cells > 1 else 0.0
+    width = max((costs.limit - rest) / cells, 1.0)
     for group in range(stop - 1, start - 1, -1):
-        least += lean[group]
-        rest -= lean[group] if cells > 1 else 0.0
+        least += costs.lean[group]
+        rest -= costs.lean[group] if cells > 1 else 0.0
         for before in range(ways.shape[1]):
             old = ways[group + 1, before]
             if old[_SECONDS] == np.inf:
                 continue
-            for option in range(seconds.shape[1]):
-                if seconds[group, option] == np.inf:
+            for option in range(costs.seconds.shape[1]):
+                if costs.seconds[group, option] == np.inf:
                     continue
-                new[_SIZE] = old[_SIZE] + size[group, option]
-                new[_PEAK] = max(old[_PEAK], transient[group, option])
-                if new[_SIZE] + new[_PEAK] + rest > limit:
+                new[_SIZE] = old[_SIZE] + costs.size[group, option]
+                new[_PEAK] = max(old[_PEAK], costs.transient[group, option])
+                if new[_SIZE] + new[_PEAK] + rest > costs.limit:
                     continue
-                late = max(old[_LATE] - backward[group, option], 0.0) + hides[group, option]
+                late = (
+                    max(old[_LATE] - costs.backward[group, option], 0.0)
+                    + costs.hides[group, option]
+                )
                 new[_LATE] = late
-                new[_SECONDS] = old[_SECONDS] + seconds[group, option]
-                new[_FORWARD] = old[_FORWARD] + forward[group, option]
-                new[_WORK] = old[_WORK] + forward[group, option] + backward[group, option]
+                new[_SECONDS] = old[_SECONDS] + costs.seconds[group, option]
+                new[_FORWARD] = old[_FORWARD] + costs.forward[group, option]
+                new[_WORK] = (
+                    old[_WORK] + costs.forward[group, option] + costs.backward[group, option]
+                )
                 cell = min(int((new[_SIZE] - least) / width), cells - 1)
                 _keep(ways[group], came[group], cell * _WAYS, new, option, before)
 

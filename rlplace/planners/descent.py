@@ -69,7 +69,7 @@ def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
     counts = legal_micro_batches(plan.global_batch, 1)
     at = counts.index(plan.micro_batches)
     for count in counts[max(0, at - 1) : at + 2]:
-        if all(plan.global_batch // count % mesh.dp == 0 for _, _, mesh in parts):
+        if all(stages.divides(mesh, plan.global_batch // count) for _, _, mesh in parts):
             yield built(stages, parts, count, plan.schedule)
 
 

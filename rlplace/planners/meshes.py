@@ -56,7 +56,9 @@ def small(instance: Instance) -> bool:
     return len(instance.cluster.devices) <= _SMALL
 
 
-def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) -> list[Mesh]:
+def mesh_shapes(
+    instance: Instance, devices: tuple[int, ...], micro_batch: int, uneven: bool = False
+) -> list[Mesh]:
     """Meshes over a run of devices: tp inside nodes of one kind, dp over the rest.
 
     Where replicas span nodes, sharding inside a node and replicating across (HSDP) is offered
@@ -66,11 +68,15 @@ def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) 
         instance: The question.
         devices: The run.
         micro_batch: Samples of a micro-batch; dp divides it.
+        uneven: Whether dp need not, for replicas may have unequal shares; of many devices only
+            where they are of several kinds.
     """
     found = []
     for tp in instance.offered_tp:
         dp = len(devices) // tp
-        if len(devices) % tp or micro_batch % dp or (tp > 1 and not whole(instance, devices, tp)):
+        if len(devices) % tp or (tp > 1 and not whole(instance, devices, tp)):
+            continue
+        if micro_batch % dp and not (uneven and may_share(instance, devices, dp, micro_batch)):
             continue
         found.append(Mesh(devices, 1, dp, 1, tp))
         nodes = Counter(instance.cluster.devices[device].node for device in devices)
@@ -79,6 +85,14 @@ def mesh_shapes(instance: Instance, devices: tuple[int, ...], micro_batch: int) 
             if any(level for level in instance.zero_levels):
                 found.append(Mesh(devices, len(nodes), per // tp, 1, tp))
     return found
+
+
+def may_share(
+    instance: Instance, devices: tuple[int, ...], replicas: int, micro_batch: int
+) -> bool:
+    """Whether unequal shares of a micro-batch are offered to replicas that do not divide it."""
+    kinds = {instance.cluster.devices[device].kind for device in devices}
+    return micro_batch > replicas and (small(instance) or len(kinds) > 1)
 
 
 def whole(instance: Instance, devices: tuple[int, ...], tp: int) -> bool:

@@ -35,7 +35,7 @@ from rlplace.planners.types import Budget, PlannerResult, joined
 from rlplace.simulate.types import Estimate
 
 #: Where stages may begin: so many cuts at most, and where there are few takes.
-_CUTS, _FINE_CUTS, _FEW_TAKES = 48, 128, 256
+_CUTS, _FINE_CUTS, _FEW_TAKES = 48, 128, 400
 _DEPTH = 24
 _COUNTS = 9
 #: Uniform plans that are looked at first, and the share of the seconds for them.

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rlplace.plan.check import nearest_shares
 from rlplace.plan.types import GroupChoice, Mesh, Stage
 from rlplace.planners.costing import Costing
 from rlplace.planners.mesh_options import MeshTables
+from rlplace.planners.meshes import may_share
 from rlplace.planners.overlap_stage import OverlapProgram
 from rlplace.planners.search import Search
 from rlplace.planners.shares import curves_of, even_time
@@ -71,12 +73,18 @@ class Stages:
         """
         start, stop, mesh = part
         stage = Stage(*part, self._choices(start, stop, mesh, count, held))
-        if not self._unequal(mesh):
+        if not self._unequal(mesh, count):
             return stage
         return replace(stage, shares=self._shares(stage, count, held)[0])
 
-    def _unequal(self, mesh: Mesh) -> bool:
-        return mesh.dp > 1 and len(set(self._kinds(mesh))) > 1
+    def divides(self, mesh: Mesh, micro_batch: int) -> bool:
+        """Whether replicas of a mesh can share the samples of a micro-batch."""
+        instance = self.costing.instance
+        return micro_batch % mesh.dp == 0 or may_share(instance, mesh.devices, mesh.dp, micro_batch)
+
+    def _unequal(self, mesh: Mesh, count: int) -> bool:
+        uneven = self.costing.instance.global_batch // count % mesh.dp > 0
+        return mesh.dp > 1 and (uneven or len(set(self._kinds(mesh))) > 1)
 
     def _kinds(self, mesh: Mesh) -> list[str]:
         devices = self.costing.instance.cluster.devices
@@ -84,7 +92,7 @@ class Stages:
 
     def _gain(self, mesh: Mesh, count: int) -> float:
         """What unequal shares make of the seconds that equal ones take, of the whole model."""
-        if not self._unequal(mesh):
+        if not self._unequal(mesh, count):
             return 1.0
         key = (self.costing.solver.mesh_class(mesh), count)
         if key not in self._gains:
@@ -101,18 +109,22 @@ class Stages:
     ) -> tuple[tuple[int, ...], float]:
         """Shares with which replicas end together, and seconds over those of equal shares.
 
-        There are none where they have no room, or where equal ones are as good.
+        There are none where equal ones are as good; where there is no room for any, they are as
+        equal as can be.
         """
         micro_batch = self.costing.instance.global_batch // count
         kinds = self._kinds(stage.mesh)
         curves = curves_of(self.costing, stage, kinds, micro_batch, roomy, held)
         shares = even_time(curves, micro_batch)
+        replicas = stage.mesh.dp
         if shares is None or min(shares) < 1:
-            return (), 1.0
-        taken = [own.seconds[share] for own, share in zip(curves, shares, strict=True)]
-        even = max(own.seconds[micro_batch // stage.mesh.dp] for own in curves)
-        gain = float(max(taken) / even)
-        return (shares, gain) if gain < 1.0 else ((), 1.0)
+            shares = nearest_shares(micro_batch, replicas, (1,) * replicas)
+            assert shares is not None  # `divides` holds
+        taken = max(own.seconds[share] for own, share in zip(curves, shares, strict=True))
+        every = range(micro_batch + 1)
+        even = max(np.interp(micro_batch / replicas, every, own.seconds) for own in curves)
+        equal = len(set(shares)) == 1
+        return (() if equal else shares), float(taken / even)
 
     def _choices(
         self, start: int, stop: int, mesh: Mesh, count: int, held: int
@@ -183,7 +195,7 @@ def stage_tables(
     """
     solver = stages.costing.solver
     micro_batch = solver.instance.global_batch // count
-    own = takes.of(np.array([micro_batch % mesh.dp == 0 for mesh in takes.meshes], bool))
+    own = takes.of(np.array([stages.divides(mesh, micro_batch) for mesh in takes.meshes], bool))
     if not own.meshes:
         return None
     numbers = [solver.mesh_class(mesh) for mesh in own.meshes]

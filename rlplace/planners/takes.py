@@ -101,7 +101,7 @@ def _takes(solver: StageSolver, lines: Lines, limited: bool = True) -> Takes | N
                 continue
             devices = tuple(d for i, a, b in parts for d in lines[i][a:b])
             if devices not in shapes:
-                offered = mesh_shapes(instance, devices, instance.global_batch)
+                offered = mesh_shapes(instance, devices, instance.global_batch, uneven=True)
                 shapes[devices] = [mesh for mesh in offered if solver.usable(mesh)]
             for mesh in shapes[devices]:
                 target = states.setdefault(after, len(states))

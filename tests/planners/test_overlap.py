@@ -92,3 +92,21 @@ def test_replicas_of_unequal_devices_have_unequal_shares() -> None:
     assert stage.shares[0] == 2 * stage.shares[1]
     even = exhaustive(instance, Budget(), np.random.default_rng(0))
     assert _seconds(result) == pytest.approx(_seconds(even) * 2 / 3, rel=0.01)
+
+
+def test_replicas_that_do_not_divide_the_batch_share_it() -> None:
+    # Three samples on two equal devices: two and one, which no equal shares can be.
+    instance = Instance(
+        chain([1e9], floats=1e3, params=10),
+        cluster([[_FAST] * 2], intra=Link(500e9, 1e-9)),
+        3,
+        zero_levels=(0,),
+        recompute_modes=("none",),
+    )
+    result = _planned(instance)
+    assert result.plan is not None
+    check(instance, result.plan)
+    (stage,) = result.plan.stages
+    assert sorted(stage.shares) == [1, 2]
+    even = exhaustive(instance, Budget(), np.random.default_rng(0))
+    assert _seconds(result) == pytest.approx(_seconds(even) * 2 / 3, rel=0.01)

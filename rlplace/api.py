@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlplace.cost.analytic import AnalyticCost
+from rlplace.cost.masked import Rule, masked
 from rlplace.errors import InfeasibleError, InputError, nearest_names
 from rlplace.graph import library
 from rlplace.plan.types import Instance, Plan
@@ -83,6 +85,7 @@ def place(
     policy: str | Path | None = None,
     seed: int = 0,
     planner: str | None = None,
+    rules: Sequence[Rule] = (),
 ) -> Placement:
     """Answer an instance: the shipped policy, simple heuristics, and what local search adds.
 
@@ -95,17 +98,19 @@ def place(
         policy: Folder of a policy; by default the shipped one.
         seed: Of the policy's samples and of the annealing.
         planner: A name of `rlplace.planners.registry.PLANNERS` that answers in their place.
+        rules: What groups may do; see `rlplace.cost.masked`.
 
     Raises:
-        InputError: If there is no such planner, or if no stage can have the tp degrees that the
-            instance asks for.
+        InputError: If there is no such planner, if no stage can have the tp degrees that the
+            instance asks for, or if a rule is for no group or allows nothing.
         InfeasibleError: If no planner found a plan that fits; says what misses by how much, and
             the smallest changes that would help.
     """
     started = time.perf_counter()
     if instance.tp_degrees is not None:
         refuse_shapeless(instance)
-    rng, costing = np.random.default_rng(seed), Costing(instance)
+    rng = np.random.default_rng(seed)
+    costing = Costing(instance, masked(instance, rules) if rules else AnalyticCost())
     if planner is None:
         found = _ensemble(costing, time_limit, policy, rng)
     else:
@@ -113,7 +118,7 @@ def place(
     best = best_of(list(found.values()))
     seconds = time.perf_counter() - started
     if best.plan is None or best.estimate is None:
-        raise InfeasibleError(_no_plan(instance, best))
+        raise InfeasibleError(_no_plan(instance, best, len(rules)))
     return Placement(best.plan, best.estimate, best.planner, seconds, bound(instance), found)
 
 
@@ -225,11 +230,11 @@ def calibrate(measurements: Any, names: Sequence[str], **options: Any) -> Calibr
     return fit_constants(measurements, names, **options)
 
 
-def _no_plan(instance: Instance, best: PlannerResult) -> str:
-    lines = [
-        f"no plan for {instance.graph.name} on {instance.cluster.name or 'this cluster'} fits: "
-        + shortage(instance, best)
-    ]
+def _no_plan(instance: Instance, best: PlannerResult, rules: int) -> str:
+    where = f"{instance.graph.name} on {instance.cluster.name or 'this cluster'}"
+    if rules:
+        return f"no plan for {where} was found that fits and obeys the {rules} rules"
+    lines = [f"no plan for {where} fits: {shortage(instance, best)}"]
     changes = smallest_changes(instance)
     if changes:
         lines.append("what would fit: " + "; or ".join(changes))

@@ -112,6 +112,7 @@ def plan(
     time_limit: float = 0.5,
     policy: Path | None = None,
     planner: str | None = None,
+    rules: Path | None = None,
     seed: int = 0,
     out: Path | None = None,
     picture: Path | None = None,
@@ -142,6 +143,7 @@ def plan(
         runnable: Refuse what `rlplace run` does not execute: fp16, fp8, fused kernels.
         time_limit: Seconds that the search may take.
         policy: Folder of a policy instead of the shipped one.
+        rules: A YAML file: what groups may do, as in `rlplace.commands.rules`.
         planner: One planner alone, as overlap (give it a time limit of 10) or megatron.
         seed: Seed of the search.
         out: Write the plan here as JSON, for `rlplace run`.
@@ -154,6 +156,7 @@ def plan(
 
     from rlplace.api import place
     from rlplace.commands.clusters import named_cluster
+    from rlplace.commands.rules import load_rules
     from rlplace.report.explain import explain as why
     from rlplace.report.plan_view import (
         infeasible_data,
@@ -178,8 +181,9 @@ def plan(
         slices=tuple(sorted({1, slices})),
         schedules=schedules,
     )
+    obeyed = load_rules(rules) if rules is not None else ()
     try:
-        placed = place(instance, time_limit, policy, seed, planner)
+        placed = place(instance, time_limit, policy, seed, planner, obeyed)
     except InfeasibleError as error:
         if json:
             _print(infeasible_data(instance, str(error)))

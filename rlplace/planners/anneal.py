@@ -248,6 +248,8 @@ class Neighbours:
         last = first + 1 + self._pick(stage.stop - first)
         structure = groups[first].structure
         options = self._solver.options(structure, stage.mesh)
+        if not options:
+            return None
         chosen = options[self._pick(len(options))]
         choices = list(stage.choices)
         for group in range(first, last):

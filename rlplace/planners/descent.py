@@ -69,7 +69,8 @@ def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:
     counts = legal_micro_batches(plan.global_batch, 1)
     at = counts.index(plan.micro_batches)
     for count in counts[max(0, at - 1) : at + 2]:
-        if all(stages.divides(mesh, plan.global_batch // count) for _, _, mesh in parts):
+        whole = all(stages.divides(mesh, plan.global_batch // count) for _, _, mesh in parts)
+        if whole and _may_run(plan.schedule, len(lanes(plan)), count):
             yield built(stages, parts, count, plan.schedule)
 
 
@@ -84,10 +85,15 @@ def rescheduled(stages: Stages, plan: Plan) -> Iterator[Plan]:
     for name in stages.costing.instance.schedules:
         for virtual in _VIRTUAL[name]:
             owner = dealt(name, len(meshes), virtual)
-            legal = name != "interleaved" or plan.micro_batches % len(meshes) == 0
             parts = _dealt_parts(stages, plan, meshes, owner)
-            if legal and parts and (name, len(owner)) != (plan.schedule, len(plan.stages)):
+            other = (name, len(owner)) != (plan.schedule, len(plan.stages))
+            if other and parts and _may_run(name, len(meshes), plan.micro_batches):
                 yield built(stages, parts, plan.micro_batches, name)
+
+
+def _may_run(schedule: str, meshes: int, micro_batches: int) -> bool:
+    """Whether a schedule has lists for so many micro-batches on several stages a lane."""
+    return schedule != "interleaved" or micro_batches % meshes == 0
 
 
 def _dealt_parts(

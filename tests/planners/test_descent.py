@@ -90,3 +90,19 @@ def test_lanes_keep_their_part_of_the_work_in_every_schedule() -> None:
         for stage in other.stages:
             groups[stage.mesh] += stage.stop - stage.start
         assert set(groups.values()) == {12}
+
+
+def test_micro_batches_stay_multiples_of_the_lanes_where_stages_are_interleaved() -> None:
+    instance = Instance(
+        chain([1e9] * 24, floats=1e3, params=10),
+        cluster([[round_kind()] * 4]),
+        36,
+        zero_levels=(0,),
+        recompute_modes=("none",),
+        schedules=("interleaved",),
+    )
+    start = uniform_plan(instance, pp=4, micro_batches=12, schedule="interleaved")
+    search = Search("descent", Costing(instance), Budget())
+    reached = descend(search, Stages(search.costing), start, 200)
+    check(instance, reached)
+    assert reached.micro_batches % 4 == 0

@@ -121,8 +121,9 @@ def pipelines(folder: Path, budget: Limits) -> Iterator[Row]:
     """Piper's graphs; the bar is known of one."""
     for name, instance in given(folder / "piper_graphs.json").items():
         found, cpu = spent(piper, instance, budget)
-        figures = (_BERT, _BERT + 5e-6) if name == BERT else (None, None)
-        yield Row(name, "piper", found.value, cpu, *figures, piper_bound(instance))
+        published, target = (_BERT, _BERT + 5e-6) if name == BERT else (None, None)
+        bound = piper_bound(instance)
+        yield Row(name, "piper", found.value, cpu, published, target, bound)
 
 
 def dataflows(folder: Path, budget: Limits) -> Iterator[Row]:
@@ -157,7 +158,8 @@ def networks(folder: Path, budget: Limits) -> Iterator[Row]:
             ratios.append(found.value / base[name])
             cpus.append(cpu)
         figures = known["giph_140_episodes_307_cpu_s"], known["heft_plus_hillclimb_2n"]
-        yield Row(f"mean of {len(base)}, {words}", "best", np.mean(ratios), np.mean(cpus), *figures)
+        means = float(np.mean(ratios)), float(np.mean(cpus))
+        yield Row(f"mean of {len(base)}, {words}", "best", *means, *figures)
 
 
 def references(folder: Path) -> Mapping[str, Any]:

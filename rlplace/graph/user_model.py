@@ -7,8 +7,9 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlplace.errors import InputError, nearest_names
@@ -115,10 +116,19 @@ def _arguments(name: str, factory: Callable[..., Any], seq_len: int | None) -> d
     return {"seq_len": seq_len}
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles a file as it is: bytecode is kept by size and second, which an edit may leave."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError("model", str(path), "no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loader = _FromSource(path.stem, str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

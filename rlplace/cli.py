@@ -18,7 +18,7 @@ from rich.console import Console
 from rlplace.commands.bench import bench
 from rlplace.commands.launch import show_launch
 from rlplace.commands.run import run
-from rlplace.errors import InfeasibleError, RlplaceError
+from rlplace.errors import InfeasibleError, InputError, RlplaceError
 
 if TYPE_CHECKING:
     from rlplace.cluster.types import Cluster
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rlplace.plan.types import Instance
 
 OK, BAD_INPUT, NOTHING_FITS = 0, 1, 2
+#: Planners that choose schedules.
+_SCHEDULING = ("overlap", "portfolio")
 
 
 def discover(
@@ -181,6 +183,7 @@ def plan(
         slices=tuple(sorted({1, slices})),
         schedules=schedules,
     )
+    _refuse_unused(schedules, planner)
     obeyed = load_rules(rules) if rules is not None else ()
     try:
         placed = place(instance, time_limit, policy, seed, planner, obeyed)
@@ -224,6 +227,17 @@ def plan(
         for line in reasons:
             console.print(f"- {line}", highlight=False, markup=False)
     return OK
+
+
+def _refuse_unused(schedules: tuple[str, ...], planner: str | None) -> None:
+    """Refuse schedules that the planner would not look at.
+
+    Raises:
+        InputError: With a planner that would.
+    """
+    if set(schedules) - {"1f1b"} and planner not in _SCHEDULING:
+        rule = "only these choose schedules beside 1f1b: " + ", ".join(_SCHEDULING)
+        raise InputError("planner", planner, rule, _SCHEDULING[0])
 
 
 def train(

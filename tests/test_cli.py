@@ -128,6 +128,8 @@ def test_plan_takes_another_planner_and_offers_it_schedules(
     assert many <= few
     assert call(*arguments, "--planner", "overlapp") == BAD_INPUT
     assert "overlap" in capsys.readouterr().err
+    assert call(*arguments, "--schedules", "zb-v") == BAD_INPUT
+    assert "only these choose schedules" in " ".join(capsys.readouterr().err.split())
     assert call(*arguments, "--schedules", "2f2b") == BAD_INPUT
     assert "schedules" in capsys.readouterr().err
 

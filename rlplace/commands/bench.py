@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console, Group
 
 #: What is compared where nobody says: all that answer every instance, and what places best.
-_PLANNERS = ("data_parallel", "zero3", "grid", "dynamic", "anneal", "portfolio", "policy")
+_PLANNERS = ("data_parallel", "zero3", "grid", "overlap", "anneal", "portfolio", "policy")
 _PLACERS = ("heft", "best", "contiguous", "scattered", "piper", "sailor")
 _MANY = 1_000_000_000
 

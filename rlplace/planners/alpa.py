@@ -124,23 +124,18 @@ class _Pipelines:
         self.shapes = submeshes(len(self.nodes), len(self.nodes[0]))
         self.cuts = even_cuts(instance, _CUTS)
 
-    @property
-    def _over(self) -> bool:
-        """Whether the budget is spent, and there is an answer."""
-        return bool(self.search.stopped and self.search.evaluations)
-
     def whole(self) -> None:
         """Offer one stage on all devices."""
-        if not self._over:
+        if not self.search.over(last=True):
             self._offer([(0, len(self.cuts) - 1, self.shapes[-1])])
 
     def run(self) -> None:
         """Offer the pipelines of the program."""
-        if self._over:
+        if self.search.over(last=True):
             return
         sizes = [shape.size for shape in self.shapes]
         for stages in pipelines(self._table(), sizes, sizes[-1], self.count):
-            if self._over:
+            if self.search.over(last=True):
                 return
             self._offer([(start, stop, self.shapes[shape]) for start, stop, shape in stages])
 

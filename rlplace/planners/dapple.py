@@ -154,7 +154,7 @@ class _Program:
                 for to in range(at + 1, len(self.cuts) - 1):
                     self._extend(states[to], at, to, taken, prefix)
         for _, _, prefix in heapq.nsmallest(_OFFERED, self._ends):
-            if self.search.stopped and self.search.evaluations:
+            if self.search.over(last=True):
                 return
             self._offer(prefix)
 

@@ -8,7 +8,7 @@ what equal layers leave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -18,8 +18,8 @@ from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.schedules import in_flight, lanes, owners
 from rlplace.plan.types import Mesh, Plan
 from rlplace.plan.uniform import dealt, group_loads, make_plan
+from rlplace.planners.best_stages import Part, Stages
 from rlplace.planners.search import Search, objective
-from rlplace.planners.stage_tables import Part, Stages
 
 #: By how many groups a border moves.
 _STEPS = (1, -1, 2, -2)
@@ -33,24 +33,37 @@ _GAIN = 1e-6
 _CELLS = 64
 
 
-def descend(search: Search, stages: Stages, plan: Plan, evaluations: int) -> Plan:
-    """The plan that no neighbour betters, or that was reached after so many evaluations."""
+def descend(search: Search, stages: Stages, plan: Plan, value: float, evaluations: int) -> Plan:
+    """The plan that no neighbour betters, or that was reached after so many evaluations.
+
+    Args:
+        search: Is offered the plans on the way.
+        stages: Solves stages.
+        plan: Where it begins.
+        value: Its `objective`.
+        evaluations: At most.
+    """
     instance = search.costing.instance
-    value, left = objective(instance, search.offer(plan)), evaluations
-    improved = True
+    seen, left, improved = {_decision(plan)}, evaluations, True
     while improved:
         improved = False
         for other in _neighbours(stages, plan):
             if left <= 0 or search.stopped:
                 return plan
-            if other == plan:
+            if _decision(other) in seen:
                 continue
+            seen.add(_decision(other))
             left -= 1
             reached = objective(instance, search.offer(other))
             if reached < value - _GAIN:
                 plan, value, improved = other, reached, True
                 break
     return plan
+
+
+def _decision(plan: Plan) -> Hashable:
+    """What tells plans of one instance apart."""
+    return plan.stages, plan.micro_batches, plan.schedule
 
 
 def _neighbours(stages: Stages, plan: Plan) -> Iterator[Plan]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numba
 import numpy as np
@@ -28,7 +29,7 @@ from rlplace.plan.uniform import even_cuts, make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.meshes import device_orders, mesh_shapes, runs
 from rlplace.planners.search import Search
-from rlplace.planners.stage_rows import StageRow
+from rlplace.planners.stage_rows import by_depth
 from rlplace.planners.stage_solver import StageSolver
 from rlplace.planners.types import Budget, PlannerResult
 
@@ -130,30 +131,15 @@ def _tables(
     depth = min(_DEPTH, len(order), len(cuts) - 1)
     numbers = [solver.mesh_class(mesh) for mesh in meshes]
     of_class = {number: mesh for number, mesh in zip(numbers, meshes, strict=True)}
-    shape = (len(of_class), depth, len(cuts), len(cuts))
-    seconds, tail = np.full(shape, np.inf), np.zeros(shape)
-    for index, mesh in enumerate(of_class.values()):
-        for stop in range(1, len(cuts)):
-            rows = _rows(solver, int(cuts[stop]), mesh, count, depth)
-            for k, row in enumerate(rows):
-                seconds[index, k, :stop, stop] = row.seconds[cuts[:stop]]
-                tail[index, k, :stop, stop] = row.tail[cuts[:stop]]
+    blocks = np.stack(
+        [by_depth(partial(solver.block, cuts, m, count), count, depth) for m in of_class.values()]
+    )
+    seconds, tail = (np.ascontiguousarray(blocks[:, :, place]) for place in (0, 2))
     index_of = {number: index for index, number in enumerate(of_class)}
     kind = np.array([index_of[number] for number in numbers], np.int64)
     first, last = np.array(places, np.int64).T
     transfer = _transfers(solver, order, cuts, micro_batch)
     return _Tables(tuple(meshes), cuts, seconds, tail, kind, first, last, transfer)
-
-
-def _rows(solver: StageSolver, stop: int, mesh: Mesh, count: int, depth: int) -> Iterator[StageRow]:
-    """Rows by depth; one row serves all depths where memory does not matter."""
-    loose = solver.row(stop, mesh, count, 1)
-    tight = solver.row(stop, mesh, count, min(count, depth))
-    if np.array_equal(loose.seconds, tight.seconds):
-        yield from (loose for _ in range(depth))
-        return
-    for k in range(depth):
-        yield solver.row(stop, mesh, count, min(count, k + 1))
 
 
 def _transfers(solver: StageSolver, order: tuple[int, ...], cuts: Ints, micro_batch: int) -> Floats:

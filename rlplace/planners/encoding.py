@@ -165,7 +165,7 @@ class VectorSearch:
         key = self.encoding.said(vector)
         if key in self._known:
             return self._known[key]
-        if self.stopped and self.search.evaluations:
+        if self.search.over(last=True):
             return float("inf")
         plan = self.encoding.plan(vector)
         value = float("inf")

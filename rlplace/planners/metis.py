@@ -35,7 +35,7 @@ from rlplace.plan.uniform import make_plan
 from rlplace.planners.costing import Costing
 from rlplace.planners.meshes import device_orders, whole
 from rlplace.planners.search import Search
-from rlplace.planners.shares import curves_of, even_time
+from rlplace.planners.shares import curves_of, even_time, gain, replica_kinds
 from rlplace.planners.stage_times import StageTimes
 from rlplace.planners.types import Budget, PlannerResult
 
@@ -202,13 +202,10 @@ class _Balancer:
             graph, solver = self.costing.instance.graph, self.costing.solver
             groups = len(graph.groups)
             model = Stage(0, groups, mesh, solver.choices(0, groups, mesh, self.count, 1))
-            curves = curves_of(self.costing, model, self._kinds(mesh), self.micro_batch, True)
+            curves = curves_of(self.costing, model, self.micro_batch, roomy=True)
             shares = even_time(curves, self.micro_batch)
             assert shares is not None, "memory was no limit"
-            ends = [own.seconds[share] for own, share in zip(curves, shares, strict=True)]
-            samples = np.arange(self.micro_batch + 1)
-            equal = [np.interp(self.micro_batch / mesh.dp, samples, own.seconds) for own in curves]
-            self._gains[mesh] = float(max(ends) / max(equal))
+            self._gains[mesh] = gain(curves, shares)
         return self._gains[mesh]
 
     def _shared(self, stage: Stage, behind: int) -> Stage | None:
@@ -216,19 +213,14 @@ class _Balancer:
         if not self._mixed(stage.mesh):
             return stage
         held = min(self.count, behind + 1)
-        curves = curves_of(
-            self.costing, stage, self._kinds(stage.mesh), self.micro_batch, self.lean, held
-        )
+        curves = curves_of(self.costing, stage, self.micro_batch, self.lean, held)
         shares = even_time(curves, self.micro_batch)
         if shares is None or not min(shares):
             return None
         return replace(stage, shares=shares if len(set(shares)) > 1 else ())
 
-    def _kinds(self, mesh: Mesh) -> list[str]:
-        return [self.costing.instance.cluster.devices[device].kind for device in mesh.firsts]
-
     def _mixed(self, mesh: Mesh) -> bool:
-        return len(set(self._kinds(mesh))) > 1
+        return len(set(replica_kinds(self.costing.instance, mesh))) > 1
 
 
 def balanced_layers(tables: Sequence[Floats]) -> tuple[tuple[int, int], ...] | None:

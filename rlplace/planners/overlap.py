@@ -24,15 +24,15 @@ from rlplace.plan.check import legal_micro_batches
 from rlplace.plan.degrees import spread
 from rlplace.plan.types import Instance, Mesh, Plan
 from rlplace.plan.uniform import even_cuts
+from rlplace.planners.best_stages import Stages
 from rlplace.planners.costing import Costing
 from rlplace.planners.descent import built, descend
 from rlplace.planners.grid import grid
 from rlplace.planners.overlap_pipeline import pipelines
 from rlplace.planners.search import Search, objective
-from rlplace.planners.stage_tables import Stages, stage_tables
+from rlplace.planners.stage_tables import stage_tables
 from rlplace.planners.takes import Takes, all_takes
 from rlplace.planners.types import Budget, PlannerResult, joined
-from rlplace.simulate.types import Estimate
 
 #: Where stages may begin: so many cuts at most, and where there are few takes.
 _CUTS, _FINE_CUTS, _FEW_TAKES = 48, 128, 400
@@ -59,20 +59,19 @@ def overlap(
     if not left.evaluations:
         return replace(first, planner="overlap")
     search = Search("overlap", costing, left)
-    _search(search, Stages(costing), first.estimate if first.plan else None)
+    known = first.estimate.step_time if first.plan and first.estimate else float("inf")
+    _search(search, Stages(costing), known)
     return replace(joined([first, search.result()]), planner="overlap")
 
 
-def _search(search: Search, stages: Stages, known: Estimate | None) -> None:
-    """Offer plans of the program that may be better than what is known, then descend."""
+def _search(search: Search, stages: Stages, known: float) -> None:
+    """Offer plans of the program that may be better than a known step time, then descend."""
     instance = search.costing.instance
     # Of each line of meshes the best plan, and its objective.
     best: dict[tuple[Mesh, ...], tuple[float, Plan]] = {}
     for takes in all_takes(search.costing.solver):
         for count in micro_batch_counts(instance):
-            found = [known] if known else []
-            found += [search.best[1]] if search.best else []
-            most = min((one.step_time for one in found), default=float("inf"))
+            most = min(known, search.best[1].step_time) if search.best else known
             for plan in _plans(search, stages, takes, count, most * _MARGIN):
                 if search.stopped:
                     return
@@ -80,8 +79,8 @@ def _search(search: Search, stages: Stages, known: Estimate | None) -> None:
                 line = tuple(stage.mesh for stage in plan.stages)
                 if line not in best or value < best[line][0]:
                     best[line] = (value, plan)
-    for _, plan in sorted(best.values(), key=lambda pair: pair[0])[:_STARTS]:
-        descend(search, stages, plan, _DESCENT)
+    for value, plan in sorted(best.values(), key=lambda pair: pair[0])[:_STARTS]:
+        descend(search, stages, plan, value, _DESCENT)
 
 
 def micro_batch_counts(instance: Instance) -> tuple[int, ...]:

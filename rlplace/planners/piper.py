@@ -52,7 +52,7 @@ def piper(
     counts = reversed(spread(legal_micro_batches(instance.global_batch, 1), _COUNTS))
     every = [_Loads(search, count) for count in counts]
     for own in every:
-        if search.stopped and search.evaluations:
+        if search.over(last=True):
             break
         own.run()
     for own in every if not search.evaluations else ():
@@ -101,14 +101,12 @@ class _Loads:
         moved = self._moved()
         table = np.full((len(self.meshes), depth, len(cuts), len(cuts)), np.inf)
         for index, mesh in enumerate(self.meshes):
-            for stop in range(1, len(cuts)):
-                for behind in range(depth):
-                    if self.search.stopped and self.search.evaluations:
-                        return table
-                    held = min(self.count, behind + 1)
-                    row = solver.row(int(cuts[stop]), mesh, self.count, held)
-                    load = (row.seconds + row.tail / self.count)[cuts[:stop]]
-                    table[index, behind, :stop, stop] = load + moved[:stop] + moved[stop]
+            for behind in range(depth):
+                if self.search.over(last=True):
+                    return table
+                held = min(self.count, behind + 1)
+                seconds, _, tail, _ = solver.block(cuts, mesh, self.count, held)
+                table[index, behind] = seconds + tail / self.count + moved[:, None] + moved
         return table
 
     def _moved(self) -> Floats:

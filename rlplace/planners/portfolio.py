@@ -16,6 +16,9 @@ from rlplace.planners.grid import grid
 from rlplace.planners.overlap import overlap
 from rlplace.planners.types import Budget, PlannerResult, joined
 
+#: Share of the seconds that the grid may take.
+_GRID_SHARE = 0.2
+
 
 def polished(
     instance: Instance,
@@ -49,10 +52,11 @@ def portfolio(
 ) -> PlannerResult:
     """The overlap-aware program or grid, whichever is better, and `steps` annealing evaluations.
 
-    The grid goes first: it is quick, so a short budget has an answer.
+    The grid goes first: it is quick, so a short budget has an answer; it may take some of the
+    seconds only, for on many devices it is long.
     """
     costing = costing or Costing(instance)
-    results = [grid(instance, budget, rng, costing)]
+    results = [grid(instance, budget.part(budget.evaluations, _GRID_SHARE), rng, costing)]
     left = budget.after(results[0])
     if left.evaluations:
         results.append(overlap(instance, left, rng, costing))

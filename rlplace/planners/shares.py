@@ -8,13 +8,13 @@ micro-batch is then found by bisection, and each device has what it can do in it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.plan.types import Mesh, Stage
+from rlplace.plan.types import Instance, Mesh, Stage
 from rlplace.planners.costing import Costing
 
 Floats = npt.NDArray[np.float64]
@@ -102,16 +102,26 @@ def even_time(curves: Sequence[Curve], samples: int) -> tuple[int, ...] | None:
 
 
 def curves_of(
-    costing: Costing,
-    stage: Stage,
-    kinds: Sequence[Hashable],
-    most: int,
-    roomy: bool = False,
-    held: int = 1,
+    costing: Costing, stage: Stage, most: int, roomy: bool = False, held: int = 1
 ) -> list[Curve]:
-    """The curve of each replica of a stage; those with equal `kinds` share one."""
-    found: dict[Hashable, Curve] = {}
+    """The curve of each replica of a stage; those on devices of one kind share one."""
+    found: dict[str, Curve] = {}
+    kinds = replica_kinds(costing.instance, stage.mesh)
     for kind, device in zip(kinds, stage.mesh.firsts, strict=True):
         if kind not in found:
             found[kind] = curve(costing, stage, device, most, roomy, held)
     return [found[kind] for kind in kinds]
+
+
+def replica_kinds(instance: Instance, mesh: Mesh) -> list[str]:
+    """The device kind of each replica."""
+    devices = instance.cluster.devices
+    return [devices[device].kind for device in mesh.firsts]
+
+
+def gain(curves: Sequence[Curve], shares: Sequence[int]) -> float:
+    """The time of replicas with some shares, over that with equal ones, whole or not."""
+    taken = max(own.seconds[share] for own, share in zip(curves, shares, strict=True))
+    equal = sum(shares) / len(shares)
+    even = max(np.interp(equal, np.arange(len(own.seconds)), own.seconds) for own in curves)
+    return float(taken / even)

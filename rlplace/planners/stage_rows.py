@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ _PRICES = (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e6)
 #: Shares of the reduction that may hide which a choice is charged for.
 _REDUCE_WEIGHTS = (0.0, 1.0)
 PROHIBITIVE = 1e30
-#: Rows of `Table.sums`.
+#: Rows of `Sums.before`.
 _FORWARD, _BACKWARD, _REDUCE, _OPTIMIZER, _SIZE = range(5)
 
 
@@ -74,28 +75,38 @@ class Costs(NamedTuple):
     hidden: float
 
 
+class Sums(NamedTuple):
+    """What all groups take at every price. P prices, G groups.
+
+    Args:
+        before: `_FORWARD` to `_SIZE` of the groups before each group, (5, P, G + 1).
+        transient: Bytes that come and go while each group runs, (P, G).
+        pairs: A group that uses a tied parameter and the next one that does, (K, 2).
+        twice: Bytes of states that `before` counts for the second of each pair, though a stage
+            with both holds them once, (P, K).
+        hidden: Share of a reduction that may hide.
+    """
+
+    before: Floats
+    transient: Floats
+    pairs: Ints
+    twice: Floats
+    hidden: float
+
+
 @dataclass(frozen=True)
 class Table:
-    """What every group takes at every price. P prices, G groups.
+    """What every group takes at every price.
 
     Args:
         options: Options of each structure.
         pick: Option of each group, (P, G).
-        sums: `_FORWARD` to `_SIZE` of the groups before each group, (5, P, G + 1).
-        transient: Bytes that come and go while each group runs, (P, G).
-        hidden: Share of a reduction that may hide.
-        pairs: A group that uses a tied parameter and the next one that does, (K, 2).
-        twice: Bytes of states that the sums count for the second of each pair, though a stage
-            with both holds them once, (P, K).
+        sums: Of what they take.
     """
 
     options: tuple[tuple[GroupChoice, ...], ...]
     pick: Ints
-    sums: Floats
-    transient: Floats
-    hidden: float
-    pairs: Ints
-    twice: Floats
+    sums: Sums
 
 
 def table_of(costs: Costs, micro_batches: int, in_flight: int) -> Table:
@@ -125,90 +136,55 @@ def table_of(costs: Costs, micro_batches: int, in_flight: int) -> Table:
         return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
 
     summed = (forward, backward, reduce, optimizer, size)
-    return Table(
-        options=options,
-        pick=picks[:, owner],
-        sums=np.stack([sums(chosen(column)) for column in summed]),
-        transient=chosen(transient),
-        hidden=hidden,
-        pairs=np.zeros((0, 2), np.int64),
-        twice=np.zeros((len(picks), 0)),
-    )
+    before = np.stack([sums(chosen(column)) for column in summed])
+    pairs, twice = np.zeros((0, 2), np.int64), np.zeros((len(picks), 0))
+    return Table(options, picks[:, owner], Sums(before, chosen(transient), pairs, twice, hidden))
 
 
 def row_of(table: Table, stop: int, micro_batches: int, limit: float) -> StageRow:
     """See `StageSolver.row`."""
     columns = np.empty((6, stop))
     level, split = np.empty((2, stop), np.int64)
-    _fill_row(
-        table.sums,
-        table.transient,
-        _counted_twice(table.pairs, table.twice, stop),
-        table.hidden,
-        len(_PRICES),
-        stop,
-        micro_batches,
-        limit,
-        columns,
-        level,
-        split,
-    )
+    _fill_row(table.sums, stop, micro_batches, limit, columns, level, split)
     seconds, forward, tail, memory, overflow, lean = columns
     return StageRow(seconds, forward, tail, memory, overflow, level, split, lean)
 
 
 def block_of(table: Table, cuts: Ints, micro_batches: int, limit: float) -> Floats:
     """See `StageSolver.block`."""
-    found = np.full((3, len(cuts), len(cuts)), np.inf)
-    _fill_block(
-        table.sums,
-        table.transient,
-        table.pairs,
-        table.twice,
-        table.hidden,
-        len(_PRICES),
-        cuts,
-        micro_batches,
-        limit,
-        found,
-    )
+    found = np.full((4, len(cuts), len(cuts)), np.inf)
+    _fill_block(table.sums, cuts, micro_batches, limit, found)
     return found
 
 
+def by_depth(block: Callable[[int], Floats], micro_batches: int, deepest: int) -> Floats:
+    """Blocks of stages with 0, 1, ... `deepest` - 1 stages behind, one after the other.
+
+    One serves all where memory does not matter.
+
+    Args:
+        block: The block with so many micro-batches in flight; its first row are seconds.
+        micro_batches: Of a step.
+        deepest: Stages at most.
+    """
+    most = min(micro_batches, deepest)
+    loose, tight = block(1), block(most)
+    if np.array_equal(loose[0], tight[0]):
+        return np.repeat(loose[None], deepest, axis=0)
+    between = [block(held) for held in range(2, most)]
+    return np.stack([loose, *between, *[tight] * (deepest - most + 1)])
+
+
 @numba.njit(cache=True)
-def _fill_block(
-    sums: Floats,
-    transient: Floats,
-    pairs: Ints,
-    twice: Floats,
-    hidden: float,
-    ladder: int,
-    cuts: Ints,
-    micro_batches: int,
-    limit: float,
-    found: Floats,
-) -> None:
-    """Fill seconds, forward and tail of `StageSolver.block`."""
+def _fill_block(sums: Sums, cuts: Ints, micro_batches: int, limit: float, found: Floats) -> None:
+    """Fill seconds, forward, tail and lean seconds of `StageSolver.block`."""
     columns = np.empty((6, cuts[-1]))
     level, split = np.empty(cuts[-1], np.int64), np.empty(cuts[-1], np.int64)
     for last in range(1, len(cuts)):
-        stop = cuts[last]
-        shared = _counted_twice(pairs, twice, stop)
-        _fill_row(
-            sums,
-            transient,
-            shared,
-            hidden,
-            ladder,
-            stop,
-            micro_batches,
-            limit,
-            columns,
-            level,
-            split,
-        )
+        _fill_row(sums, cuts[last], micro_batches, limit, columns, level, split)
         for first in range(last):
-            found[:, first, last] = columns[:3, cuts[first]]
+            found[:3, first, last] = columns[:3, cuts[first]]
+            found[3, first, last] = columns[5, cuts[first]]
 
 
 @numba.njit(cache=True)
@@ -224,11 +200,7 @@ def _counted_twice(pairs: Ints, twice: Floats, stop: int) -> Floats:
 
 @numba.njit(cache=True)
 def _fill_row(
-    sums: Floats,
-    transient: Floats,
-    twice: Floats,
-    hidden: float,
-    ladder: int,
+    table: Sums,
     stop: int,
     micro_batches: int,
     limit: float,
@@ -241,7 +213,9 @@ def _fill_row(
     `lag` is by how much the reductions of the groups from a start on end after their backward:
     the recursion of `exposed_reduce`, which a start further to the front continues.
     """
-    prices = sums.shape[1]
+    sums, transient, hidden = table.before, table.transient, table.hidden
+    prices, ladder = sums.shape[1], len(_PRICES)
+    twice = _counted_twice(table.pairs, table.twice, stop)
     peak, lag = np.zeros(prices), np.zeros((prices, stop + 1))
     # Where the first price of a ladder fits all of it, no other is looked at.
     roomy = np.zeros(prices // ladder, np.bool_)

@@ -75,7 +75,7 @@ class StageSolver:
         return self._rows[key]
 
     def block(self, cuts: Ints, mesh: Mesh, micro_batches: int, in_flight: int) -> Floats:
-        """Seconds, forward and tail (see `StageRow`) of the stages between any two cuts.
+        """Seconds, forward, tail and lean seconds (see `StageRow`) of the stages between all cuts.
 
         Args:
             cuts: Ascending groups, the last one past the end (N,).
@@ -84,7 +84,7 @@ class StageSolver:
             in_flight: Micro-batches held at the peak.
 
         Returns:
-            (3, N, N) by first and last cut; seconds are infinite where nothing fits.
+            (4, N, N) by first and last cut; seconds are infinite where nothing fits.
         """
         table = self._table(mesh, micro_batches, in_flight)
         return block_of(table, cuts, micro_batches, self.limit(mesh))
@@ -219,4 +219,5 @@ class StageSolver:
                 columns.append(np.array(held)[table.pick[:, after.index]])
         if not pairs:
             return table
-        return replace(table, pairs=np.array(pairs, np.int64), twice=np.stack(columns, axis=1))
+        sums = table.sums._replace(pairs=np.array(pairs, np.int64), twice=np.stack(columns, axis=1))
+        return replace(table, sums=sums)

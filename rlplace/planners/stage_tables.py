@@ -2,139 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rlplace.plan.check import nearest_shares
-from rlplace.plan.types import GroupChoice, Mesh, Stage
-from rlplace.planners.costing import Costing
-from rlplace.planners.mesh_options import MeshTables
-from rlplace.planners.meshes import may_share
-from rlplace.planners.overlap_stage import OverlapProgram
+from rlplace.plan.types import Mesh
+from rlplace.planners.best_stages import Stages
 from rlplace.planners.search import Search
-from rlplace.planners.shares import curves_of, even_time
+from rlplace.planners.stage_rows import by_depth
 from rlplace.planners.stage_solver import StageSolver
 from rlplace.planners.takes import State, Takes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-#: A stage without its choices.
-Part = tuple[int, int, Mesh]
-
-
-@dataclass
-class Stages:
-    """Solves stages of one instance, by `OverlapProgram` and by `StageSolver`: the better of both.
-
-    The one knows what hides behind backward, the other mixes choices of equal layers where memory
-    is short.
-
-    Args:
-        costing: Of the instance.
-    """
-
-    costing: Costing
-    _programs: dict[tuple[int, int], OverlapProgram] = field(default_factory=dict)
-    _gains: dict[tuple[int, int], float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._tables = MeshTables(self.costing)
-
-    def program(self, mesh: Mesh, count: int) -> OverlapProgram:
-        """The program of a mesh, for steps of `count` micro-batches."""
-        key = (self.costing.solver.mesh_class(mesh), count)
-        if key not in self._programs:
-            self._programs[key] = OverlapProgram(self._tables.options(mesh, count), count)
-        return self._programs[key]
-
-    def block(self, cuts: Ints, mesh: Mesh, count: int, held: int) -> Floats:
-        """Seconds, forward and tail of the stages between any two cuts (see `StageSolver.block`).
-
-        Args:
-            cuts: Ascending groups, the last one past the end (N,).
-            mesh: Where the stages run.
-            count: Micro-batches of a step.
-            held: Of those, in flight at the peak.
-        """
-        swept = self.program(mesh, count).block(cuts, held)
-        priced = self.costing.solver.block(cuts, mesh, count, held)
-        better = count * swept[0] + swept[2] <= count * priced[0] + priced[2]
-        found = np.where(better, swept, priced)
-        found[:2] *= self._gain(mesh, count)
-        return found
-
-    def stage(self, part: Part, count: int, held: int) -> Stage:
-        """The stage behind `block`; the leanest one where nothing fits.
-
-        Replicas of unequal devices have as many samples as make them end together.
-        """
-        start, stop, mesh = part
-        stage = Stage(*part, self._choices(start, stop, mesh, count, held))
-        if not self._unequal(mesh, count):
-            return stage
-        return replace(stage, shares=self._shares(stage, count, held)[0])
-
-    def divides(self, mesh: Mesh, micro_batch: int) -> bool:
-        """Whether replicas of a mesh can share the samples of a micro-batch."""
-        instance = self.costing.instance
-        return micro_batch % mesh.dp == 0 or may_share(instance, mesh.devices, mesh.dp, micro_batch)
-
-    def _unequal(self, mesh: Mesh, count: int) -> bool:
-        uneven = self.costing.instance.global_batch // count % mesh.dp > 0
-        return mesh.dp > 1 and (uneven or len(set(self._kinds(mesh))) > 1)
-
-    def _kinds(self, mesh: Mesh) -> list[str]:
-        devices = self.costing.instance.cluster.devices
-        return [devices[device].kind for device in mesh.firsts]
-
-    def _gain(self, mesh: Mesh, count: int) -> float:
-        """What unequal shares make of the seconds that equal ones take, of the whole model."""
-        if not self._unequal(mesh, count):
-            return 1.0
-        key = (self.costing.solver.mesh_class(mesh), count)
-        if key not in self._gains:
-            graph = self.costing.instance.graph
-            first = [
-                self.costing.solver.options(group.structure, mesh)[0] for group in graph.groups
-            ]
-            whole = Stage(0, len(graph.groups), mesh, tuple(first))
-            self._gains[key] = self._shares(whole, count, 1, roomy=True)[1]
-        return self._gains[key]
-
-    def _shares(
-        self, stage: Stage, count: int, held: int, roomy: bool = False
-    ) -> tuple[tuple[int, ...], float]:
-        """Shares with which replicas end together, and seconds over those of equal shares.
-
-        There are none where equal ones are as good; where there is no room for any, they are as
-        equal as can be.
-        """
-        micro_batch = self.costing.instance.global_batch // count
-        kinds = self._kinds(stage.mesh)
-        curves = curves_of(self.costing, stage, kinds, micro_batch, roomy, held)
-        shares = even_time(curves, micro_batch)
-        replicas = stage.mesh.dp
-        if shares is None or min(shares) < 1:
-            shares = nearest_shares(micro_batch, replicas, (1,) * replicas)
-            assert shares is not None  # `divides` holds
-        taken = max(own.seconds[share] for own, share in zip(curves, shares, strict=True))
-        every = range(micro_batch + 1)
-        even = max(np.interp(micro_batch / replicas, every, own.seconds) for own in curves)
-        equal = len(set(shares)) == 1
-        return (() if equal else shares), float(taken / even)
-
-    def _choices(
-        self, start: int, stop: int, mesh: Mesh, count: int, held: int
-    ) -> tuple[GroupChoice, ...]:
-        solver = self.costing.solver
-        swept = self.program(mesh, count).stage(start, stop, held)
-        row = solver.row(stop, mesh, count, held)
-        if swept and swept[0] <= count * row.seconds[start] + row.tail[start]:
-            return swept[1]
-        return solver.choices(start, stop, mesh, count, held)
 
 
 class TableArrays(NamedTuple):
@@ -204,7 +87,8 @@ def stage_tables(
     for mesh in of_class.values():
         if search.stopped:
             return None
-        parts.append(_blocks(stages, cuts, mesh, count, deepest))
+        block = partial(stages.block, cuts, mesh, count)
+        parts.append(by_depth(block, count, deepest))
     blocks = np.stack(parts)
     classes = {number: index for index, number in enumerate(of_class)}
     way, transfer = _ways(solver, own, numbers, cuts, micro_batch)
@@ -222,16 +106,6 @@ def stage_tables(
     )
     width = np.array([len(mesh.devices) for mesh in of_class.values()])
     return StageTables(arrays, own.meshes, own.states, width)
-
-
-def _blocks(stages: Stages, cuts: Ints, mesh: Mesh, count: int, deepest: int) -> Floats:
-    """`Stages.block` by stages behind; one serves all where memory does not matter."""
-    most = min(count, deepest)
-    loose, tight = (stages.block(cuts, mesh, count, held) for held in (1, most))
-    if np.array_equal(loose[0], tight[0]):
-        return np.repeat(loose[None], deepest, axis=0)
-    between = [stages.block(cuts, mesh, count, held) for held in range(2, most)]
-    return np.stack([loose, *between, *[tight] * (deepest - most + 1)])
 
 
 def _ways(

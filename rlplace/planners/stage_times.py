@@ -45,12 +45,8 @@ class StageTimes:
         held = min(self.count, behind + 1)
         key = (self.solver.mesh_class(mesh), held)
         if key not in self._seconds:
-            found = np.full((len(self.cuts), len(self.cuts)), np.inf)
-            for stop in range(1, len(self.cuts)):
-                row = self.solver.row(int(self.cuts[stop]), mesh, self.count, held)
-                column = row.lean_seconds if self.lean else row.seconds
-                found[:stop, stop] = (column + row.tail / self.count)[self.cuts[:stop]]
-            self._seconds[key] = found
+            seconds, _, tail, lean = self.solver.block(self.cuts, mesh, self.count, held)
+            self._seconds[key] = (lean if self.lean else seconds) + tail / self.count
         return self._seconds[key]
 
     def stage(self, mesh: Mesh, first: int, last: int, behind: int) -> Stage:

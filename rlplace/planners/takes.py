@@ -90,10 +90,11 @@ def _takes(solver: StageSolver, lines: Lines, limited: bool = True) -> Takes | N
             own.setdefault(stop, []).append(start)
         starts.append(own)
     shapes: dict[tuple[int, ...], list[Mesh]] = {}
-    states: dict[State, int] = {tuple(len(line) for line in lines): 0}
+    states: list[State] = [tuple(len(line) for line in lines)]
+    numbers = {states[0]: 0}
     rows: list[tuple[int, int, int]] = []
     meshes: list[Mesh] = []
-    for number, state in enumerate(_growing(states)):
+    for number, state in enumerate(states):  # it grows meanwhile
         ways = [[left, *own.get(left, ())] for left, own in zip(state, starts, strict=True)]
         for after in product(*ways):
             parts = [(i, a, b) for i, (a, b) in enumerate(zip(after, state, strict=True)) if a < b]
@@ -103,23 +104,16 @@ def _takes(solver: StageSolver, lines: Lines, limited: bool = True) -> Takes | N
             if devices not in shapes:
                 offered = mesh_shapes(instance, devices, instance.global_batch, uneven=True)
                 shapes[devices] = [mesh for mesh in offered if solver.usable(mesh)]
+            if shapes[devices] and after not in numbers:
+                numbers[after] = len(states)
+                states.append(after)
             for mesh in shapes[devices]:
-                target = states.setdefault(after, len(states))
-                rows.append((number, target, parts[0][0]))
+                rows.append((number, numbers[after], parts[0][0]))
                 meshes.append(mesh)
-        if limited and (len(states) > _STATES or len(rows) > _TAKES):
+        if limited and len(rows) > _TAKES:
             return None
     columns = np.array(rows, np.int64).reshape(-1, 3).T
     return Takes(lines, tuple(states), tuple(meshes), *np.ascontiguousarray(columns))
-
-
-def _growing(states: dict[State, int]) -> Iterator[State]:
-    """All states, also those that are added meanwhile."""
-    done = 0
-    while done < len(states):
-        for state in list(states)[done:]:
-            yield state
-            done += 1
 
 
 def _even(parts: Sequence[tuple[int, int, int]], lines: Lines) -> bool:

@@ -65,7 +65,7 @@ def tangram(
             slices = _Slices(search, StageTimes(search.costing.solver, count, lean))
             for order in orders:
                 for plan in _plans(slices, order):
-                    if search.stopped and search.evaluations:
+                    if search.over(last=True):
                         return search.result()
                     search.offer(plan)
         if search.best is not None:

@@ -128,7 +128,9 @@ def _tight(share: float) -> Instance:
     return Instance(graph, devices, 8, memory_margin=0.0)
 
 
-@pytest.mark.parametrize("planner", ["zero3", "megatron", "grid", "dynamic", "portfolio"])
+@pytest.mark.parametrize(
+    "planner", ["zero3", "megatron", "grid", "dynamic", "overlap", "portfolio"]
+)
 def test_the_memory_limit_is_kept(planner: str) -> None:
     instance = _tight(0.8)
     assert not estimate(instance, uniform_plan(instance)).feasible
@@ -157,7 +159,7 @@ def test_where_nothing_fits_the_least_overfull_plan_is_told(planner: str) -> Non
     assert result.overflow == pytest.approx(max(found.peak_memory) / instance.memory_limit(0) - 1)
 
 
-@pytest.mark.parametrize("planner", ["grid", "dynamic", "portfolio"])
+@pytest.mark.parametrize("planner", ["grid", "dynamic", "overlap", "portfolio"])
 @pytest.mark.parametrize(
     "changes",
     [

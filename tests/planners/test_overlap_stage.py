@@ -10,8 +10,8 @@ import pytest
 from rlplace.cluster.types import Link
 from rlplace.plan.testing import chain, cluster, round_kind
 from rlplace.plan.types import GroupChoice, Instance, Mesh, Stage
+from rlplace.planners.best_stages import Stages
 from rlplace.planners.costing import Costing
-from rlplace.planners.stage_tables import Stages
 from rlplace.simulate.stages import StageCost, boundaries, stage_cost
 
 _MESH = Mesh((0, 1), 1, 2, 1, 1)

@@ -65,7 +65,7 @@ def test_a_curve_is_what_the_estimate_says_of_a_kind() -> None:
     graph = chain([1e10], floats=1e8, params=10)
     instance = Instance(graph, cluster([kinds]), 8, memory_margin=0.0)
     stage = Stage(0, 1, Mesh((0, 1), 2), (GroupChoice(),))
-    fast, slow = curves_of(Costing(instance), stage, ["fast", "slow"], 8)
+    fast, slow = curves_of(Costing(instance), stage, 8)
     assert fast.seconds[1:] == pytest.approx(0.03 * np.arange(1, 9), rel=1e-3)
     assert slow.seconds[1:] == pytest.approx(0.12 * np.arange(1, 9), rel=1e-3)
     # Input and output of 1e8 bf16 elements: 400 MB a sample, and the slow kind has 2 GB.

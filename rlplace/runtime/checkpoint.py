@@ -216,7 +216,7 @@ class Checkpointer:
             with self._assembly.recorder.aside("checkpoint"):
                 self._write(*arguments)
 
-        self._thread = threading.Thread(target=work, daemon=True)
+        self._thread = threading.Thread(target=work)  # the interpreter waits for it
         self._thread.start()
 
     def _end(self) -> BaseException | None:

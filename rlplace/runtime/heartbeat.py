@@ -6,6 +6,7 @@ frozen one (SIGSTOP stops all threads). Lost connections and time-outs are mere 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -39,7 +40,8 @@ class Heartbeat:
     """The signs of one rank, and its eye on the next rank.
 
     Once a failure is written down, a rank that still waits is ended after `GRACE` seconds: some
-    waits (of NCCL) have no end of their own.
+    waits (of NCCL) have no end of their own. The thread ends before the interpreter does, also
+    where nobody calls `stop`: one that comes back from the store afterwards aborts the process.
 
     Args:
         store: That all ranks reach.
@@ -68,9 +70,11 @@ class Heartbeat:
         self._beat()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        atexit.register(self.stop)
 
     def stop(self) -> None:
         """End the signs; the others no longer expect any."""
+        atexit.unregister(self.stop)
         self._over.set()
         self._thread.join(GRACE)
 

@@ -140,22 +140,26 @@ class World:
         return RankFailedError(f"rank {first['rank']} failed: {first['cause']}")
 
     def begin(self, phase: Callable[[], str]) -> None:
-        """Give signs of life from now on, until `close`.
+        """Give signs of life from now on, until `close` or the next `begin`.
 
         Args:
             phase: What this rank does just now, in words.
         """
+        self._end_signs()
         self._heartbeat = Heartbeat(
             self.store, self.joined, self.rank, self.size, self.timeout, phase
         )
 
     def close(self) -> None:
         """Leave the process group, if this module made it."""
+        self._end_signs()
+        if self.owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _end_signs(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
-        if self.owned and dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def is_echo(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from rlplace.planners.costing import Costing
 from rlplace.planners.mesh_options import MeshTables
 from rlplace.planners.meshes import may_share
 from rlplace.planners.overlap_stage import OverlapProgram
-from rlplace.planners.shares import Curve, curves_of, even_time, gain, replica_kinds
+from rlplace.planners.shares import Curve, curve, curves_of, even_time, gain, replica_kinds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,6 +36,7 @@ class Stages:
     costing: Costing
     _programs: dict[tuple[int, int], OverlapProgram] = field(default_factory=dict)
     _gains: dict[tuple[int, int], float] = field(default_factory=dict)
+    _curves: dict[tuple[int, int], Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tables = MeshTables(self.costing)
@@ -46,20 +48,24 @@ class Stages:
             self._programs[key] = OverlapProgram(self._tables.options(mesh, count), count)
         return self._programs[key]
 
-    def block(self, cuts: Ints, mesh: Mesh, count: int, held: int) -> Floats:
+    def block(self, cuts: Ints, mesh: Mesh, count: int, most: float, held: int) -> Floats:
         """Seconds, forward and tail of the stages between any two cuts (see `StageSolver.block`).
 
         Args:
             cuts: Ascending groups, the last one past the end (N,).
             mesh: Where the stages run.
             count: Micro-batches of a step.
-            held: Of those, in flight at the peak.
+            most: Seconds; a stage whose step takes as long may be left out.
+            held: Micro-batches in flight at the peak.
         """
-        swept = self.program(mesh, count).block(cuts, held)
-        priced = self.costing.solver.block(cuts, mesh, count, held)[:3]
+        gain = self._gain(mesh, count)
+        # With equal shares a stage takes up to so much more.
+        most /= gain
+        swept = self.program(mesh, count).block(cuts, held, most)
+        priced = self.costing.solver.block(cuts, mesh, count, held, most)[:3]
         better = count * swept[0] + swept[2] <= count * priced[0] + priced[2]
         found = np.where(better, swept, priced)
-        found[:2] *= self._gain(mesh, count)
+        found[:2] *= gain
         return found
 
     def stage(self, part: Part, count: int, held: int) -> Stage:
@@ -71,7 +77,8 @@ class Stages:
         stage = Stage(*part, self._choices(start, stop, mesh, count, held))
         if not self._unequal(mesh, count):
             return stage
-        _, shares = self._shares(stage, count, held)
+        micro_batch = self.costing.instance.global_batch // count
+        shares = _shares(curves_of(self.costing, stage, micro_batch, held=held), micro_batch)
         return replace(stage, shares=shares if len(set(shares)) > 1 else ())
 
     def divides(self, mesh: Mesh, micro_batch: int) -> bool:
@@ -90,26 +97,22 @@ class Stages:
             return 1.0
         key = (self.costing.solver.mesh_class(mesh), count)
         if key not in self._gains:
-            groups = self.costing.instance.graph.groups
-            first = [self.costing.solver.options(group.structure, mesh)[0] for group in groups]
-            whole = Stage(0, len(groups), mesh, tuple(first))
-            self._gains[key] = gain(*self._shares(whole, count, 1, roomy=True))
+            micro_batch = self.costing.instance.global_batch // count
+            curves = [self._alone(replica, micro_batch) for replica in _replicas(mesh)]
+            self._gains[key] = gain(curves, _shares(curves, micro_batch))
         return self._gains[key]
 
-    def _shares(
-        self, stage: Stage, count: int, held: int, roomy: bool = False
-    ) -> tuple[list[Curve], tuple[int, ...]]:
-        """Curves of the replicas, and shares with which they end together.
-
-        Where there is no room for such, shares are as equal as can be.
-        """
-        micro_batch = self.costing.instance.global_batch // count
-        curves = curves_of(self.costing, stage, micro_batch, roomy, held)
-        shares = even_time(curves, micro_batch)
-        if shares is None or min(shares) < 1:
-            shares = nearest_shares(micro_batch, len(curves), (1,) * len(curves))
-            assert shares is not None  # `divides` holds
-        return curves, shares
+    def _alone(self, replica: Mesh, samples: int) -> Curve:
+        """The curve of one replica with the whole model and all the memory that it needs."""
+        solver = self.costing.solver
+        key = (solver.mesh_class(replica), samples)
+        if key not in self._curves:
+            groups = self.costing.instance.graph.groups
+            first = tuple(solver.options(group.structure, replica)[0] for group in groups)
+            whole = Stage(0, len(groups), replica, first)
+            device = replica.devices[0]
+            self._curves[key] = curve(self.costing, whole, device, samples, roomy=True)
+        return self._curves[key]
 
     def _choices(
         self, start: int, stop: int, mesh: Mesh, count: int, held: int
@@ -120,3 +123,19 @@ class Stages:
         if swept and swept[0] <= count * row.seconds[start] + row.tail[start]:
             return swept[1]
         return solver.choices(start, stop, mesh, count, held)
+
+
+def _replicas(mesh: Mesh) -> list[Mesh]:
+    """The mesh of each replica by itself."""
+    size = mesh.cp * mesh.tp
+    starts = range(0, len(mesh.devices), size)
+    return [Mesh(mesh.devices[at : at + size], cp=mesh.cp, tp=mesh.tp) for at in starts]
+
+
+def _shares(curves: Sequence[Curve], micro_batch: int) -> tuple[int, ...]:
+    """With these replicas end together; where there is no room, they are as equal as can be."""
+    shares = even_time(curves, micro_batch)
+    if shares is None or min(shares) < 1:
+        shares = nearest_shares(micro_batch, len(curves), (1,) * len(curves))
+        assert shares is not None  # `Stages.divides` holds
+    return shares

@@ -7,10 +7,11 @@ that the instance offers. The choices inside a stage know what hides behind its 
 (`overlap_stage`), the pipeline what hides behind that of the stages before (`overlap_pipeline`).
 
 For each micro-batch count the program gives a few plans of each number of stages, which the
-estimate compares; from the best few with different meshes it descends (`descent`). Complexity: for
-each count, classes of meshes x cuts x groups x options for the stages, and stages x takes x cuts^2
-for the pipeline; most of that is cut off by the best plan so far. Left out: several stages on a
-mesh in the program itself, cp, layouts that cut what is between groups.
+estimate compares; from the best so far it descends after each count, and at the end from the best
+few with different meshes (`descent`). Complexity: for each count, classes of meshes x cuts x groups
+x options for the stages, and stages x takes x cuts^2 for the pipeline; most of that is cut off by
+the best plan so far. Left out: several stages on a mesh in the program itself, cp, layouts that cut
+what is between groups.
 """
 
 from __future__ import annotations
@@ -66,21 +67,28 @@ def overlap(
 
 def _search(search: Search, stages: Stages, known: float) -> None:
     """Offer plans of the program that may be better than a known step time, then descend."""
-    instance = search.costing.instance
     # Of each line of meshes the best plan, and its objective.
     best: dict[tuple[Mesh, ...], tuple[float, Plan]] = {}
+    descended: set[tuple[tuple[Mesh, ...], float]] = set()
+
+    def descend_from(starts: int) -> None:
+        for line, (value, plan) in sorted(best.items(), key=lambda item: item[1][0])[:starts]:
+            if (line, value) not in descended:
+                descended.add((line, value))
+                descend(search, stages, plan, value, _DESCENT)
+
     for takes in all_takes(search.costing.solver):
-        for count in micro_batch_counts(instance):
+        for count in micro_batch_counts(search.costing.instance):
             most = min(known, search.best[1].step_time) if search.best else known
             for plan in _plans(search, stages, takes, count, most * _MARGIN):
                 if search.stopped:
                     return
-                value = objective(instance, search.offer(plan))
+                value = objective(search.costing.instance, search.offer(plan))
                 line = tuple(stage.mesh for stage in plan.stages)
                 if line not in best or value < best[line][0]:
                     best[line] = (value, plan)
-    for value, plan in sorted(best.values(), key=lambda pair: pair[0])[:_STARTS]:
-        descend(search, stages, plan, value, _DESCENT)
+            descend_from(1)
+    descend_from(_STARTS)
 
 
 def micro_batch_counts(instance: Instance) -> tuple[int, ...]:
@@ -93,7 +101,7 @@ def _plans(search: Search, stages: Stages, takes: Takes, count: int, most: float
     instance = stages.costing.instance
     cuts = even_cuts(instance, _FINE_CUTS if len(takes.meshes) <= _FEW_TAKES else _CUTS)
     deepest = min(_DEPTH, len(instance.cluster.devices), len(cuts) - 1)
-    tables = stage_tables(stages, takes, cuts, count, deepest, search)
+    tables = stage_tables(stages, takes, cuts, count, deepest, most, search)
     if tables is None:
         return
     for pipeline in pipelines(tables, count, most):

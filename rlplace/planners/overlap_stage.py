@@ -92,18 +92,19 @@ class OverlapProgram:
             options.limit,
         )
 
-    def block(self, cuts: Ints, held: int) -> Floats:
+    def block(self, cuts: Ints, held: int, most: float = np.inf) -> Floats:
         """Seconds, forward and tail (see `StageRow`) of the stages between any two cuts.
 
         Args:
             cuts: Ascending groups, the last one past the end (N,).
             held: Micro-batches in flight at the peak.
+            most: Seconds; a stage whose step takes as long is not looked for.
 
         Returns:
             (3, N, N) by first and last cut; seconds are infinite where nothing was found.
         """
         found = np.full((3, len(cuts), len(cuts)), np.inf)
-        _fill_block(self._costs(held), cuts, self.count, found)
+        _fill_block(self._costs(held), cuts, self.count, most, found)
         return found
 
     def stage(
@@ -123,7 +124,7 @@ class OverlapProgram:
         """
         ways = np.empty((stop + 1, cells * _WAYS, 6))
         came = np.empty((stop, cells * _WAYS, 2), np.int64)
-        _sweep(self._costs(held, weight), cells, start, stop, ways, came)
+        _sweep(self._costs(held, weight), cells, start, stop, np.inf, ways, came)
         way = _best(ways[start])
         seconds = float(ways[start, way, _SECONDS] + ways[start, way, _LATE])
         if not np.isfinite(seconds):
@@ -136,12 +137,12 @@ class OverlapProgram:
 
 
 @numba.njit(cache=True)
-def _fill_block(costs: _Costs, cuts: Ints, count: int, found: Floats) -> None:
+def _fill_block(costs: _Costs, cuts: Ints, count: int, most: float, found: Floats) -> None:
     """Fill `OverlapProgram.block`."""
     ways = np.empty((cuts[-1] + 1, _WAYS, 6))
     came = np.empty((cuts[-1], _WAYS, 2), np.int64)
     for last in range(1, len(cuts)):
-        _sweep(costs, 1, 0, cuts[last], ways, came)
+        _sweep(costs, 1, 0, cuts[last], most, ways, came)
         for first in range(last):
             own = ways[cuts[first]]
             way = own[_best(own)]
@@ -157,8 +158,13 @@ def _best(ways: Floats) -> int:
 
 
 @numba.njit(cache=True)
-def _sweep(costs: _Costs, cells: int, start: int, stop: int, ways: Floats, came: Ints) -> None:
-    """Fill the ways to each group, and of each the option and the way that it came from."""
+def _sweep(
+    costs: _Costs, cells: int, start: int, stop: int, most: float, ways: Floats, came: Ints
+) -> None:
+    """Fill the ways to each group, and of each the option and the way that it came from.
+
+    Ways of `most` seconds are left out, for a longer way takes no less.
+    """
     ways[start : stop + 1] = np.inf
     ways[stop, 0] = 0.0
     least, new = 0.0, np.empty(6)
@@ -179,18 +185,22 @@ def _sweep(costs: _Costs, cells: int, start: int, stop: int, ways: Floats, came:
                 new[_PEAK] = max(old[_PEAK], costs.transient[group, option])
                 if new[_SIZE] + new[_PEAK] + rest > costs.limit:
                     continue
+                new[_SECONDS] = old[_SECONDS] + costs.seconds[group, option]
+                if new[_SECONDS] >= most:
+                    continue
                 late = (
                     max(old[_LATE] - costs.backward[group, option], 0.0)
                     + costs.hides[group, option]
                 )
                 new[_LATE] = late
-                new[_SECONDS] = old[_SECONDS] + costs.seconds[group, option]
                 new[_FORWARD] = old[_FORWARD] + costs.forward[group, option]
                 new[_WORK] = (
                     old[_WORK] + costs.forward[group, option] + costs.backward[group, option]
                 )
                 cell = min(int((new[_SIZE] - least) / width), cells - 1)
                 _keep(ways[group], came[group], cell * _WAYS, new, option, before)
+        if (ways[group, :, _SECONDS] == np.inf).all():
+            break
 
 
 @numba.njit(cache=True)

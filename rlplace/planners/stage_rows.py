@@ -118,42 +118,53 @@ def table_of(costs: Costs, micro_batches: int, in_flight: int) -> Table:
     slices = any(choice.slices > 1 for row in options for choice in row)
     priced = size + transient / len(owner) if slices else size
     unit = step.min(axis=1)[owner].sum() / max(size.min(axis=1)[owner].sum(), 1.0)
-    picks = np.array(
-        [
-            np.argmin(
-                step + weight * hidden * reduce / micro_batches + price * unit * priced, axis=1
-            )
-            for weight in _REDUCE_WEIGHTS
-            for price in _PRICES
-        ]
-    )
-
-    def chosen(column: Floats) -> Floats:
-        """(P, G): the column at each group's pick."""
-        return np.take_along_axis(column[None], picks[:, :, None], axis=2)[:, owner, 0]
-
-    def sums(values: Floats) -> Floats:
-        return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
-
-    summed = (forward, backward, reduce, optimizer, size)
-    before = np.stack([sums(chosen(column)) for column in summed])
+    picks = _picks(step, hidden * reduce / micro_batches, unit * priced)[:, owner]
+    before = _sums((forward, backward, reduce, optimizer, size), owner, picks)
     pairs, twice = np.zeros((0, 2), np.int64), np.zeros((len(picks), 0))
-    return Table(options, picks[:, owner], Sums(before, chosen(transient), pairs, twice, hidden))
+    return Table(options, picks, Sums(before, transient[owner, picks], pairs, twice, hidden))
+
+
+@numba.njit(cache=True)
+def _picks(step: Floats, reduce: Floats, priced: Floats) -> Ints:
+    """The option that each kind of group takes at each price, (P, K)."""
+    found = np.empty((len(_REDUCE_WEIGHTS) * len(_PRICES), len(step)), np.int64)
+    for number in range(len(found)):
+        weight = _REDUCE_WEIGHTS[number // len(_PRICES)]
+        price = _PRICES[number % len(_PRICES)]
+        for kind in range(len(step)):
+            found[number, kind] = np.argmin(
+                step[kind] + weight * reduce[kind] + price * priced[kind]
+            )
+    return found
+
+
+@numba.njit(cache=True)
+def _sums(columns: tuple[Floats, ...], owner: Ints, picks: Ints) -> Floats:
+    """`Sums.before` of columns (K, S), with the picks of each group (P, G)."""
+    found = np.zeros((len(columns), len(picks), len(owner) + 1))
+    for row in range(len(columns)):
+        for price in range(len(picks)):
+            for group in range(len(owner)):
+                own = columns[row][owner[group], picks[price, group]]
+                found[row, price, group + 1] = found[row, price, group] + own
+    return found
 
 
 def row_of(table: Table, stop: int, micro_batches: int, limit: float) -> StageRow:
     """See `StageSolver.row`."""
     columns = np.empty((6, stop))
     level, split = np.empty((2, stop), np.int64)
-    _fill_row(table.sums, stop, micro_batches, limit, columns, level, split)
+    _fill_row(table.sums, stop, micro_batches, limit, np.inf, columns, level, split)
     seconds, forward, tail, memory, overflow, lean = columns
     return StageRow(seconds, forward, tail, memory, overflow, level, split, lean)
 
 
-def block_of(table: Table, cuts: Ints, micro_batches: int, limit: float) -> Floats:
+def block_of(
+    table: Table, cuts: Ints, micro_batches: int, limit: float, most: float = np.inf
+) -> Floats:
     """See `StageSolver.block`."""
     found = np.full((4, len(cuts), len(cuts)), np.inf)
-    _fill_block(table.sums, cuts, micro_batches, limit, found)
+    _fill_block(table.sums, cuts, micro_batches, limit, most, found)
     return found
 
 
@@ -176,12 +187,14 @@ def by_depth(block: Callable[[int], Floats], micro_batches: int, deepest: int) -
 
 
 @numba.njit(cache=True)
-def _fill_block(sums: Sums, cuts: Ints, micro_batches: int, limit: float, found: Floats) -> None:
+def _fill_block(
+    sums: Sums, cuts: Ints, micro_batches: int, limit: float, most: float, found: Floats
+) -> None:
     """Fill seconds, forward, tail and lean seconds of `StageSolver.block`."""
     columns = np.empty((6, cuts[-1]))
     level, split = np.empty(cuts[-1], np.int64), np.empty(cuts[-1], np.int64)
     for last in range(1, len(cuts)):
-        _fill_row(sums, cuts[last], micro_batches, limit, columns, level, split)
+        _fill_row(sums, cuts[last], micro_batches, limit, most, columns, level, split)
         for first in range(last):
             found[:3, first, last] = columns[:3, cuts[first]]
             found[3, first, last] = columns[5, cuts[first]]
@@ -204,11 +217,15 @@ def _fill_row(
     stop: int,
     micro_batches: int,
     limit: float,
+    most: float,
     columns: Floats,
     level: Ints,
     split: Ints,
 ) -> None:
     """Fill a `StageRow`: for each start the quickest that fits, else the leanest.
+
+    Where even the choices of the first price, which are the quickest, take `most` seconds of a
+    step, nothing is looked for: from there to the front all columns are infinite.
 
     `lag` is by how much the reductions of the groups from a start on end after their backward:
     the recursion of `exposed_reduce`, which a start further to the front continues.
@@ -223,6 +240,9 @@ def _fill_row(
         free = limit - sums[_SIZE, number * ladder, stop]
         roomy[number] = transient[number * ladder, :stop].max() <= free
     for start in range(stop - 1, -1, -1):
+        if _least(sums, hidden, start, stop, micro_batches) >= most:
+            columns[:, : start + 1] = np.inf
+            break
         best, best_cut, best_total = -1, stop, np.inf
         leanest, least, too_much = 0, np.inf, False
         for price in range(prices):
@@ -260,6 +280,15 @@ def _fill_row(
         columns[3, start] = memory
         columns[4, start] = 0.0 if best >= 0 else memory - limit
         columns[5, start] = front + back
+
+
+@numba.njit(cache=True)
+def _least(sums: Floats, hidden: float, start: int, stop: int, micro_batches: int) -> float:
+    """No choices of the groups [start, stop) take less of a step, by themselves."""
+    work = _total(sums, _FORWARD, 0, start, stop, stop)
+    work += _total(sums, _BACKWARD, 0, start, stop, stop)
+    once = (1.0 - hidden) * _total(sums, _REDUCE, 0, start, stop, stop)
+    return micro_batches * work + once + _total(sums, _OPTIMIZER, 0, start, stop, stop)
 
 
 @numba.njit(cache=True)

@@ -15,6 +15,7 @@ cut into slices, which free nothing else, each of equal groups pays its part of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -55,6 +56,7 @@ class StageSolver:
     _numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
     _costs: dict[tuple[int, int], Costs] = field(default_factory=dict)
     _tables: dict[tuple[int, int, int], Table] = field(default_factory=dict)
+    _tied: dict[int, tuple[tuple[int, int, Floats], ...]] = field(default_factory=dict)
     _rows: dict[tuple[int, int, int, int], StageRow] = field(default_factory=dict)
     _options: dict[tuple[int, int], tuple[GroupChoice, ...]] = field(default_factory=dict)
 
@@ -74,7 +76,14 @@ class StageSolver:
             self._rows[key] = row_of(table, stop, micro_batches, limit)
         return self._rows[key]
 
-    def block(self, cuts: Ints, mesh: Mesh, micro_batches: int, in_flight: int) -> Floats:
+    def block(
+        self,
+        cuts: Ints,
+        mesh: Mesh,
+        micro_batches: int,
+        in_flight: int,
+        most: float = float("inf"),
+    ) -> Floats:
         """Seconds, forward, tail and lean seconds (see `StageRow`) of the stages between all cuts.
 
         Args:
@@ -82,12 +91,13 @@ class StageSolver:
             mesh: Where the stages run.
             micro_batches: Micro-batches of a step.
             in_flight: Micro-batches held at the peak.
+            most: Seconds; a stage whose step takes as long may be left out.
 
         Returns:
             (4, N, N) by first and last cut; seconds are infinite where nothing fits.
         """
         table = self._table(mesh, micro_batches, in_flight)
-        return block_of(table, cuts, micro_batches, self.limit(mesh))
+        return block_of(table, cuts, micro_batches, self.limit(mesh), most)
 
     def choices(
         self, start: int, stop: int, mesh: Mesh, micro_batches: int, in_flight: int
@@ -208,16 +218,26 @@ class StageSolver:
 
     def _with_tied(self, table: Table, mesh: Mesh) -> Table:
         """The table with what it counts twice of tied parameters."""
+        number = self.mesh_class(mesh)
+        if number not in self._tied:
+            self._tied[number] = tuple(self._find_tied(mesh))
+        tied = self._tied[number]
+        if not tied:
+            return table
+        pairs = np.array([(before, after) for before, after, _ in tied], np.int64)
+        columns = [held[table.pick[:, after]] for _, after, held in tied]
+        sums = table.sums._replace(pairs=pairs, twice=np.stack(columns, axis=1))
+        return replace(table, sums=sums)
+
+    def _find_tied(self, mesh: Mesh) -> Iterator[tuple[int, int, Floats]]:
+        """A group that uses a tied parameter, the next one, and its bytes by the latter's option.
+
+        Once for each such pair of groups.
+        """
         graph = self.instance.graph
-        pairs, columns = [], []
         for tied in graph.tied:
             own = [group for group in graph.groups if tied[0] in group.params]
             for before, after in pairwise(own):
-                choices = table.options[after.structure]
+                choices = self.options(after.structure, mesh)
                 held = [tied_states(self.instance, after, c, mesh, tied).total for c in choices]
-                pairs.append((before.index, after.index))
-                columns.append(np.array(held)[table.pick[:, after.index]])
-        if not pairs:
-            return table
-        sums = table.sums._replace(pairs=np.array(pairs, np.int64), twice=np.stack(columns, axis=1))
-        return replace(table, sums=sums)
+                yield before.index, after.index, np.array(held)

@@ -62,7 +62,13 @@ class StageTables:
 
 
 def stage_tables(
-    stages: Stages, takes: Takes, cuts: Ints, count: int, deepest: int, search: Search
+    stages: Stages,
+    takes: Takes,
+    cuts: Ints,
+    count: int,
+    deepest: int,
+    most: float,
+    search: Search,
 ) -> StageTables | None:
     """The tables of one micro-batch count; None where no mesh divides the micro-batch.
 
@@ -74,6 +80,7 @@ def stage_tables(
         cuts: First groups of stages, and the end.
         count: Micro-batches of a step.
         deepest: Stages at most.
+        most: Seconds; a stage whose step takes as long may be left out.
         search: For which they are.
     """
     solver = stages.costing.solver
@@ -87,7 +94,7 @@ def stage_tables(
     for mesh in of_class.values():
         if search.stopped:
             return None
-        block = partial(stages.block, cuts, mesh, count)
+        block = partial(stages.block, cuts, mesh, count, most)
         parts.append(by_depth(block, count, deepest))
     blocks = np.stack(parts)
     classes = {number: index for index, number in enumerate(of_class)}

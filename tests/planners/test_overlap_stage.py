@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 
 from rlplace.cluster.types import Link
@@ -60,6 +61,23 @@ def test_no_choices_are_quicker(memory: float, start: int, stop: int) -> None:
         return
     assert found[0] == pytest.approx(min(every), rel=1e-9)
     assert _total(_cost(instance, start, found[1])) == pytest.approx(found[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("memory", [80e9, 62e6])
+def test_a_block_lacks_only_stages_that_take_too_long(memory: float, share: float) -> None:
+    # Devices of two speeds, so that shares are unequal and seconds are what they make of them.
+    kinds = [round_kind(memory=memory, overlap=0.8), round_kind("slow", 0.5, memory, 0.8)]
+    graph = chain([1e9, 3e9, 2e9, 1e9], floats=1e6, params=10**6)
+    instance = Instance(graph, cluster([kinds]), 24, memory_margin=0.0, zero_levels=(0, 2, 3))
+    stages, cuts = Stages(Costing(instance)), np.arange(5)
+    every = stages.block(cuts, _MESH, _COUNT, float("inf"), _HELD)
+    taken = _COUNT * every[0] + every[2]
+    most = share * float(taken[np.isfinite(taken)].max())
+    some = stages.block(cuts, _MESH, _COUNT, most, _HELD)
+    assert np.array_equal(some[:, taken < most], every[:, taken < most])
+    assert np.isfinite(some[0]).sum() <= np.isfinite(every[0]).sum()
+    assert share > 0.0 or not np.isfinite(some[0]).any()
 
 
 def test_weight_trades_the_tail_for_work() -> None:

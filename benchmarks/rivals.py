@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rlplace.bench.planners import planners
-from rlplace.bench.real import CLUSTERS
+from rlplace.bench.real import CLUSTERS, FAMILIES, pairs
 from rlplace.bench.runner import Contest, compete
 from rlplace.bench.suites import suite
 from rlplace.bench.types import Problem, Trial
@@ -59,14 +59,14 @@ class Rival:
 
 def problems(mixed: bool, count: int) -> list[Problem]:
     """So many problems of clusters with several kinds of devices, or with one."""
-    asked = [problem for problem in suite("real") if _mixed(problem) == mixed]
+    wanted = {name for name, _, cluster in pairs(FAMILIES) if _mixed(cluster) == mixed}
+    asked = [problem for problem in suite("real") if problem.name in wanted]
     places = (index * _STRIDE % len(asked) for index in range(min(count, len(asked))))
     return [asked[place] for place in places]
 
 
-def _mixed(problem: Problem) -> bool:
-    cluster = CLUSTERS[problem.name.split(" on ")[1]]
-    return len(parse_cluster(cluster).kinds) > 1
+def _mixed(cluster: str) -> bool:
+    return len(parse_cluster(CLUSTERS[cluster]).kinds) > 1
 
 
 def rivals(trials: Sequence[Trial]) -> list[Rival]:

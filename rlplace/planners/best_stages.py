@@ -36,7 +36,7 @@ class Stages:
     costing: Costing
     _programs: dict[tuple[int, int], OverlapProgram] = field(default_factory=dict)
     _gains: dict[tuple[int, int], float] = field(default_factory=dict)
-    _curves: dict[tuple[int, int], Curve] = field(default_factory=dict)
+    _curves: dict[tuple[int, str, int], Curve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tables = MeshTables(self.costing)
@@ -98,19 +98,24 @@ class Stages:
         key = (self.costing.solver.mesh_class(mesh), count)
         if key not in self._gains:
             micro_batch = self.costing.instance.global_batch // count
-            curves = [self._alone(replica, micro_batch) for replica in _replicas(mesh)]
+            curves = [self._alone(one, mesh, micro_batch) for one in _replicas(mesh)]
             self._gains[key] = gain(curves, _shares(curves, micro_batch))
         return self._gains[key]
 
-    def _alone(self, replica: Mesh, samples: int) -> Curve:
-        """The curve of one replica with the whole model and all the memory that it needs."""
-        solver = self.costing.solver
-        key = (solver.mesh_class(replica), samples)
+    def _alone(self, replica: Mesh, mesh: Mesh, samples: int) -> Curve:
+        """The curve of one replica with the whole model and all the memory that it needs.
+
+        By itself it is the same in many meshes. Where rules or a profile leave it nothing to do by
+        itself, as where all weights have to be sharded, it is measured in its mesh.
+        """
+        solver, instance = self.costing.solver, self.costing.instance
+        where = replica if solver.usable(replica) else mesh
+        device = replica.devices[0]
+        key = (solver.mesh_class(where), instance.cluster.devices[device].kind, samples)
         if key not in self._curves:
-            groups = self.costing.instance.graph.groups
-            first = tuple(solver.options(group.structure, replica)[0] for group in groups)
-            whole = Stage(0, len(groups), replica, first)
-            device = replica.devices[0]
+            groups = instance.graph.groups
+            first = tuple(solver.options(group.structure, where)[0] for group in groups)
+            whole = Stage(0, len(groups), where, first)
             self._curves[key] = curve(self.costing, whole, device, samples, roomy=True)
         return self._curves[key]
 

@@ -67,6 +67,7 @@ def overlap(
 
 def _search(search: Search, stages: Stages, known: float) -> None:
     """Offer plans of the program that may be better than a known step time, then descend."""
+    instance = search.costing.instance
     # Of each line of meshes the best plan, and its objective.
     best: dict[tuple[Mesh, ...], tuple[float, Plan]] = {}
     descended: set[tuple[tuple[Mesh, ...], float]] = set()
@@ -78,12 +79,12 @@ def _search(search: Search, stages: Stages, known: float) -> None:
                 descend(search, stages, plan, value, _DESCENT)
 
     for takes in all_takes(search.costing.solver):
-        for count in micro_batch_counts(search.costing.instance):
+        for count in micro_batch_counts(instance):
             most = min(known, search.best[1].step_time) if search.best else known
             for plan in _plans(search, stages, takes, count, most * _MARGIN):
                 if search.stopped:
                     return
-                value = objective(search.costing.instance, search.offer(plan))
+                value = objective(instance, search.offer(plan))
                 line = tuple(stage.mesh for stage in plan.stages)
                 if line not in best or value < best[line][0]:
                     best[line] = (value, plan)

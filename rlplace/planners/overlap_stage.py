@@ -92,7 +92,7 @@ class OverlapProgram:
             options.limit,
         )
 
-    def block(self, cuts: Ints, held: int, most: float = np.inf) -> Floats:
+    def block(self, cuts: Ints, held: int, most: float) -> Floats:
         """Seconds, forward and tail (see `StageRow`) of the stages between any two cuts.
 
         Args:

@@ -126,7 +126,13 @@ def table_of(costs: Costs, micro_batches: int, in_flight: int) -> Table:
 
 @numba.njit(cache=True)
 def _picks(step: Floats, reduce: Floats, priced: Floats) -> Ints:
-    """The option that each kind of group takes at each price, (P, K)."""
+    """The option that each kind of group takes at each price, (P, K).
+
+    Args:
+        step: Seconds of a micro-batch, but for reductions that may hide, (K, S), as all.
+        reduce: Seconds of a micro-batch of those.
+        priced: Seconds that the bytes cost at a price of 1.
+    """
     found = np.empty((len(_REDUCE_WEIGHTS) * len(_PRICES), len(step)), np.int64)
     for number in range(len(found)):
         weight = _REDUCE_WEIGHTS[number // len(_PRICES)]
@@ -159,9 +165,7 @@ def row_of(table: Table, stop: int, micro_batches: int, limit: float) -> StageRo
     return StageRow(seconds, forward, tail, memory, overflow, level, split, lean)
 
 
-def block_of(
-    table: Table, cuts: Ints, micro_batches: int, limit: float, most: float = np.inf
-) -> Floats:
+def block_of(table: Table, cuts: Ints, micro_batches: int, limit: float, most: float) -> Floats:
     """See `StageSolver.block`."""
     found = np.full((4, len(cuts), len(cuts)), np.inf)
     _fill_block(table.sums, cuts, micro_batches, limit, most, found)

@@ -13,6 +13,7 @@ from rlplace.errors import InfeasibleError, InputError
 from rlplace.plan.testing import cluster, round_kind, transformer
 from rlplace.plan.types import Instance
 from rlplace.planners.costing import Costing
+from rlplace.planners.overlap import overlap
 from rlplace.planners.registry import PLANNERS
 from rlplace.planners.types import Budget
 
@@ -88,3 +89,12 @@ def test_without_rules_nothing_changes() -> None:
     ]
     assert results[0].plan == results[1].plan
     assert results[0].evaluations == results[1].evaluations
+
+
+def test_a_rule_that_no_replica_could_obey_alone() -> None:
+    # Nothing is sharded on one device, so there only the mesh as a whole can be asked.
+    costing = Costing(_INSTANCE, masked(_INSTANCE, (Rule("*", zero_levels=(3,)),)))
+    found = overlap(_INSTANCE, Budget(evaluations=200), np.random.default_rng(0), costing)
+    assert found.plan is not None
+    assert all(choice.zero == 3 for stage in found.plan.stages for choice in stage.choices)
+    assert len({_INSTANCE.cluster.devices[device].kind for device in found.plan.devices}) == 2
